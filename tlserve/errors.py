@@ -1,0 +1,165 @@
+"""Every error tlserve raises on purpose, named by whose fault it is and what the answer will be.
+
+A client's fault or a passing condition is an ApiError: it carries all that its reply needs, and its
+message names the value and the rule. What stops a start is a StartupError with the exit status of the
+command. Anything else that is raised is our bug: its text goes to the log, never to a client.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TlserveError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ApiError(TlserveError):
+    """A request that cannot be served as it stands; the class says how the reply looks."""
+
+    status: ClassVar[int]
+    kind: ClassVar[str] = "invalid_request_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers that belong to this reply whatever its body."""
+        return []
+
+
+class RetryableError(ApiError):
+    """The same request may succeed a moment later."""
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [("Retry-After", "1")]
+
+
+class InvalidRequest(ApiError):
+    status = 400
+
+
+class ContextLengthExceeded(ApiError):
+    status = 400
+    code = "context_length_exceeded"
+
+
+class Unauthorized(ApiError):
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [("WWW-Authenticate", "Bearer")]
+
+
+class RouteNotFound(ApiError):
+    status = 404
+    code = "route_not_found"
+
+
+class ModelNotFound(ApiError):
+    status = 404
+    code = "model_not_found"
+
+
+class KvHandleNotFound(ApiError):
+    status = 404
+    code = "kv_handle_not_found"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [("Allow", ", ".join(self.allow))]
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    kind = "timeout_error"
+    code = "request_timeout"
+
+
+class PayloadTooLarge(ApiError):
+    status = 413
+    code = "payload_too_large"
+
+
+class UnsupportedParameter(ApiError):
+    status = 422
+    code = "unsupported_parameter"
+
+
+class Overloaded(RetryableError):
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class HeadersTooLarge(ApiError):
+    status = 431
+    code = "headers_too_large"
+
+
+class InternalFault(ApiError):
+    """What a client is told when something of ours broke; the log has the rest."""
+
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+
+
+class Unavailable(RetryableError):
+    """Base of the passing conditions of the server itself."""
+
+    status = 503
+    kind = "server_error"
+
+
+class NoCapacity(Unavailable):
+    code = "no_capacity"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class ModelLoading(Unavailable):
+    code = "model_loading"
+
+
+class StartupError(TlserveError):
+    """The server cannot start; one line says why."""
+
+    exit_status: ClassVar[int]
+
+
+class ConfigError(StartupError):
+    """A configuration value breaks a rule; the message names file, key, value and rule."""
+
+    exit_status = 2
+
+
+class ModelError(StartupError):
+    """A model cannot be loaded; the message names the file and the tensor or field."""
+
+    exit_status = 3
+
+
+class ListenError(StartupError):
+    """An address cannot be listened on."""
+
+    exit_status = 4
