@@ -1,0 +1,171 @@
+"""The configuration: every key has a rule, every fault names key, value and rule, and TOML round-trips."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlserve.config import (
+    EngineConfig,
+    ServeConfig,
+    SpeculativeConfig,
+    default_model_id,
+    json_schema,
+    parse_listen,
+)
+from tlserve.errors import ConfigError
+
+SCHEMA_FILE = Path(__file__).parents[1] / "docs" / "runtime.schema.json"
+
+
+def read(table: str, **env: str) -> ServeConfig:
+    return ServeConfig.from_toml(f"[engine]\nmodel_dir = 'm'\n{table}", env)
+
+
+def test_a_relative_model_dir_starts_at_the_file(tmp_path: Path) -> None:
+    (tmp_path / "runtime.toml").write_text('[engine]\nmodel_dir = "models/a"\n')
+    assert ServeConfig.load(tmp_path / "runtime.toml").model_dir == tmp_path / "models" / "a"
+
+
+@pytest.mark.parametrize(
+    ("path", "model_id"),
+    [
+        ("artifacts/models/smol-135m/v3", "smol-135m"),
+        ("models/smol-135m", "smol-135m"),
+        ("models/a/video", "video"),
+        ("x/SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1"),
+    ],
+)
+def test_the_model_id_comes_from_the_path(path: str, model_id: str) -> None:
+    assert default_model_id(Path(path)) == model_id
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":8000", (None, 8000)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:8000", ("::1", 8000)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_listen_addresses(text: str, address: tuple[str | None, int]) -> None:
+    assert parse_listen(text, "http_listen") == address
+
+
+@pytest.mark.parametrize("text", ["8000", "a:b", "::1:8000", "a:65536", "a:-1", "", "a b:1"])
+def test_a_bad_listen_address_names_key_value_and_rule(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"http_listen = '.*': must be host:port"):
+        read(f"http_listen = {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("prefix_cash = 'radix'", r"prefix_cash: is no key of the \[engine\] table; did you mean prefix_cache\?"),
+        ("prefill_chunk = -1", r"prefill_chunk = -1: must be int >= 0"),
+        ("prefill_chunk = 'x'", r"prefill_chunk = 'x': must be int, got str"),
+        ("prefill_chunk = true", r"prefill_chunk = True: must be int, got bool"),
+        ("prefix_cache = 'x'", r'prefix_cache = \'x\': must be one of "off", "hash", "radix"'),
+        ("block_size = 20", r"block_size = 20: must be int that's a multiple of 16"),
+        ("kv_cache_mb = 1\nnum_blocks = 1", r"give either kv_cache_mb or num_blocks, not both"),
+        ("tls_cert = 'a.pem'", r"tls_cert, tls_key: give both or neither"),
+        ("speculative = 5", r"speculative = 5: "),
+        ("speculative = {}", r"speculative\.method: is required"),
+        ("speculative = {method = 'prompt_lookup', ngram_mim = 1}", r"did you mean speculative\.ngram_min\?"),
+        ("speculative = {method = 'draft_model'}", r"speculative\.draft_model_dir: required by"),
+        ("speculative = {method = 'prompt_lookup', ngram_min = 5}", r"ngram_min = 5: must not exceed ngram_max = 4"),
+        ("queue_capacity = 0", r"queue_capacity = 0: must be int >= 1"),
+        ("step_delay = 1.0", r"step_delay: is no key"),
+        ("cors_allow_origins = 'x'", r"cors_allow_origins = 'x': must be array, got str"),
+    ],
+)
+def test_a_fault_names_key_value_and_rule(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(line)
+
+
+def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "runtime.toml"
+    path.write_text("[engine]\nmodel_dir = 'm'\nthreads = 0\n")
+    with pytest.raises(ConfigError, match=rf"{path}: threads = 0: must be int >= 1"):
+        ServeConfig.load(path)
+    path.write_text("[engine\n")
+    with pytest.raises(ConfigError, match=rf"{path}: not valid TOML"):
+        ServeConfig.load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ServeConfig.load(tmp_path / "none.toml")
+
+
+def test_model_dir_is_required() -> None:
+    with pytest.raises(ConfigError, match="model_dir: is required"):
+        ServeConfig.from_toml("", {})
+
+
+def test_other_tables_belong_to_other_roles() -> None:
+    assert ServeConfig.from_toml("[gateway]\nx = 1\n[engine]\nmodel_dir = 'm'", {}).model_id == "m"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "path", "value"),
+    [
+        ("PREFILL_CHUNK", "16", "engine.prefill_chunk", 16),
+        ("PREFIX_CACHE", "off", "engine.prefix_cache", "off"),
+        ("MODEL_ID", "123", "model_id", "123"),
+        ("MODEL_ID", '"quoted"', "model_id", "quoted"),
+        ("CORS_ALLOW_ORIGINS", '["https://a"]', "cors_allow_origins", ("https://a",)),
+        ("SPECULATIVE__METHOD", "prompt_lookup", "engine.speculative.method", "prompt_lookup"),
+    ],
+)
+def test_the_environment_overrides_a_key(name: str, text: str, path: str, value: object) -> None:
+    config: object = read("prefill_chunk = 8", **{f"TL_ENGINE__{name}": text})
+    for part in path.split("."):
+        config = getattr(config, part)
+    assert config == value
+
+
+def test_an_override_cannot_smuggle_a_second_key() -> None:
+    with pytest.raises(ConfigError, match="threads"):
+        read("", TL_ENGINE__THREADS="1\nqueue_capacity = 1")
+
+
+def test_an_unknown_override_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"thread: is no key .* did you mean threads\?"):
+        read("", TL_ENGINE__THREAD="1")
+
+
+def test_a_program_may_set_what_a_file_may_not() -> None:
+    config = ServeConfig.for_model("m", step_delay=0.5, queue_capacity=1, prefill_chunk=16)
+    assert (config.step_delay, config.queue_capacity, config.engine.prefill_chunk) == (0.5, 1, 16)
+    assert config.http_listen == "127.0.0.1:0"
+
+
+@given(
+    chunk=st.integers(0, 10**6),
+    blocks=st.none() | st.integers(1, 10**6),
+    origins=st.lists(st.text(st.characters(codec="ascii", min_codepoint=32)), max_size=3),
+    spec=st.none() | st.builds(SpeculativeConfig, method=st.just("prompt_lookup"), num_tokens=st.integers(1, 32)),
+)
+def test_toml_round_trips(chunk: int, blocks: int | None, origins: list[str], spec: SpeculativeConfig | None) -> None:
+    config = ServeConfig(
+        model_dir=Path("/m"),
+        cors_allow_origins=tuple(origins),
+        engine=EngineConfig(prefill_chunk=chunk, num_blocks=blocks, speculative=spec),
+        handle_signals=True,
+    )
+    assert ServeConfig.from_toml(config.to_toml(), {}) == config
+
+
+def test_the_published_schema_is_current_and_fits_the_effective_configuration() -> None:
+    assert json.loads(SCHEMA_FILE.read_text()) == json_schema()
+    document = tomllib.loads(read("speculative = {method = 'prompt_lookup'}").to_toml())
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    jsonschema.validate(document, json_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"engine": {"model_dir": "m", "prefix_cash": "off"}}, json_schema())

@@ -1,0 +1,300 @@
+"""The configuration: its keys, their rules, and the ways to read and write it.
+
+Every key of the ``[engine]`` table is a field of EngineConfig or ServeConfig. A field's annotation is its
+rule, and its metadata holds its line of documentation; the published JSON schema comes from both.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import tomli_w
+from msgspec import Meta
+
+from tlserve.errors import ConfigError
+
+ENV_PREFIX = "TL_ENGINE__"
+# Fields of ServeConfig that are set by a program only, never by a file or the environment.
+_PROGRAM_ONLY = frozenset({"engine", "handle_signals", "step_delay"})
+
+Positive = Annotated[int, Meta(ge=1)]
+Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
+
+
+def _key(doc: str, default: Any = MISSING) -> Any:
+    """A field of the table with its line of documentation."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """The ``[engine.speculative]`` table: how draft tokens are found. The output is the same without it."""
+
+    method: Literal["prompt_lookup", "draft_model"] = _key("Where drafts come from.")
+    num_tokens: Annotated[int, Meta(ge=1, le=32)] = _key("Longest draft in one step.", 4)
+    ngram_min: Annotated[int, Meta(ge=1, le=32)] = _key("Shortest match that prompt_lookup takes.", 2)
+    ngram_max: Annotated[int, Meta(ge=1, le=32)] = _key("Longest match that prompt_lookup tries.", 4)
+    draft_model_dir: Path | None = _key("The smaller model of draft_model; same tokenizer.", None)
+
+    def __post_init__(self) -> None:
+        if self.ngram_min > self.ngram_max:
+            raise ConfigError(f"speculative.ngram_min = {self.ngram_min}: must not exceed ngram_max = {self.ngram_max}")
+        if (self.method == "draft_model") != (self.draft_model_dir is not None):
+            raise ConfigError(
+                f"speculative.draft_model_dir: required by method = 'draft_model' and by no other, got {self.method!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine and the model runner are built from."""
+
+    prefix_cache: Literal["off", "hash", "radix"] = _key("How prompts share KV blocks.", "radix")
+    prefill_chunk: Annotated[int, Meta(ge=0)] = _key("Tokens of one prompt in one step; 0 = the whole prompt.", 512)
+    block_size: Annotated[int, Meta(ge=16, le=256, multiple_of=16)] = _key("Tokens of one KV block.", 16)
+    kv_cache_mb: Positive | None = _key("Size of the KV cache in MiB; not with num_blocks.", None)
+    num_blocks: Positive | None = _key("Size of the KV cache in blocks; not with kv_cache_mb.", None)
+    kv_dtype: Literal["f32", "f16"] = _key("Number format of keys and values.", "f16")
+    weights: Literal["auto", "f32", "q8", "q4"] = _key("Precision of the weights in memory.", "auto")
+    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = _key("Requests that run at the same time.", 32)
+    max_batch_tokens: Annotated[int, Meta(ge=1, le=65_536)] = _key("Token budget of one step.", 1024)
+    max_model_len: Positive | None = _key("Longest context; the model's own by default.", None)
+    threads: Annotated[int, Meta(ge=1, le=256)] | None = _key("Compute threads; all cores by default.", None)
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = _key("Seed of requests that bring none.", None)
+    speculative: SpeculativeConfig | None = _key("Speculative decoding; off by default.", None)
+
+    def __post_init__(self) -> None:
+        if self.kv_cache_mb is not None and self.num_blocks is not None:
+            raise ConfigError(f"kv_cache_mb = {self.kv_cache_mb}: give either kv_cache_mb or num_blocks, not both")
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Everything a server is built from. Times are in the unit that a field's name ends with."""
+
+    model_dir: Path = _key("A Hugging Face directory, a directory with one .gguf file, or a .gguf file.")
+    model_id: str = _key("The served id; from the path by default.", "")
+    http_listen: str = _key("Address of the API.", "127.0.0.1:8000")
+    health_listen: str = _key("Address of health and metrics.", "127.0.0.1:9464")
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    queue_capacity: Positive = _key("Waiting requests; the next one gets 429.", 64)
+    queue_deadline_ms: Milliseconds = _key("Waiting longer gets 503 no_capacity.", 30_000)
+    drain_timeout_ms: Milliseconds = _key("Time that requests in flight have to finish when draining.", 30_000)
+    max_body_bytes: Positive = _key("Largest request body; 413 above.", 4_194_304)
+    header_timeout_ms: Milliseconds = _key("Time to receive a request's headers.", 10_000)
+    body_timeout_ms: Milliseconds = _key("Time to receive a request's body.", 30_000)
+    idle_timeout_ms: Milliseconds = _key("Time a connection may stay open between requests.", 75_000)
+    write_timeout_ms: Milliseconds = _key("Time one write may wait for the client.", 30_000)
+    max_connections: Positive = _key("Open connections; 503 and close above.", 1024)
+    api_keys_file: Path | None = _key("File with one API key a line; every /v1 route then needs one.", None)
+    cors_allow_origins: tuple[str, ...] = _key("Origins that browsers may call from.", ())
+    tls_cert: Path | None = _key("PEM file with the certificate chain; together with tls_key.", None)
+    tls_key: Path | None = _key("PEM file with the private key; together with tls_cert.", None)
+    log_format: Literal["text", "json"] = _key("Form of the log on stderr.", "text")
+    handle_signals: bool = False
+    step_delay: float = 0.0  # seconds slept in each step; for tests
+
+    def __post_init__(self) -> None:
+        if not self.model_id:
+            object.__setattr__(self, "model_id", default_model_id(self.model_dir))
+        parse_listen(self.http_listen, "http_listen")
+        parse_listen(self.health_listen, "health_listen")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert, tls_key: give both or neither")
+
+    @classmethod
+    def for_model(cls, model_dir: str | Path, **overrides: Any) -> ServeConfig:
+        """The defaults for a model, on free ports; ``overrides`` are keys of the table, or fields of this class."""
+        program = {name: overrides.pop(name) for name in _PROGRAM_ONLY & set(overrides)}
+        table = {"http_listen": "127.0.0.1:0", "health_listen": "127.0.0.1:0"} | overrides
+        return _from_table(table | {"model_dir": str(model_dir)}, Path(), program)
+
+    @classmethod
+    def from_toml(cls, text: str, env: Mapping[str, str], *, directory: Path = Path()) -> ServeConfig:
+        """Read a TOML document, then the overrides in ``env``. Relative paths start at ``directory``.
+
+        Raises ConfigError naming key, value and rule.
+        """
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"not valid TOML: {error}") from None
+        table = document.get("engine", {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"engine = {table!r}: must be a table")
+        return _from_table(_overridden(table, env), directory, {"handle_signals": True})
+
+    @classmethod
+    def load(cls, path: str | Path) -> ServeConfig:
+        """Read a file with the overrides of this process's environment. Raises ConfigError naming the file."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        try:
+            return cls.from_toml(text, os.environ, directory=path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def to_toml(self) -> str:
+        """The effective configuration as a document; reading it gives an equal configuration."""
+        flat = {name: value for name, value in asdict(self).items() if name not in _PROGRAM_ONLY}
+        table = _plain(flat | asdict(self.engine))
+        return tomli_w.dumps({"engine": table})
+
+
+def default_model_id(model_dir: Path) -> str:
+    """The last component of the path, or its parent where the last looks like ``v3``; the stem of a .gguf file."""
+    path = Path(os.path.abspath(model_dir))
+    if path.suffix == ".gguf":
+        return path.stem
+    return path.parent.name if re.fullmatch(r"v\d+", path.name) else path.name
+
+
+def parse_listen(text: str, key: str) -> tuple[str | None, int]:
+    """``host:port``, ``[v6]:port`` or ``:port`` (all interfaces, host None). Raises ConfigError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):(\d{1,5})", text, re.ASCII)
+    if match is None or int(match[2]) > 65_535:
+        raise ConfigError(f"{key} = {text!r}: must be host:port, [v6]:port or :port with a port up to 65535")
+    return match[1].strip("[]") or None, int(match[2])
+
+
+def _keys(cls: type) -> dict[str, tuple[Any, Field[Any]]]:
+    """Key -> (annotation, field) of the keys that a table may hold."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: (hints[f.name], f) for f in fields(cls) if f.name not in _PROGRAM_ONLY}
+
+
+def _overridden(table: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """``table`` with each TL_ENGINE__ variable put over its key."""
+    result = dict(table)
+    for name, text in sorted(env.items()):
+        if not name.startswith(ENV_PREFIX):
+            continue
+        key, _, nested = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if nested:
+            inner = result.get(key)
+            result[key] = (inner if isinstance(inner, dict) else {}) | {nested: _EnvText(text)}
+        else:
+            result[key] = _EnvText(text)
+    return result
+
+
+class _EnvText(str):
+    """A value from the environment: TOML where it reads as TOML and fits the key, else plain text."""
+
+    __slots__ = ()
+
+    def as_toml(self) -> Any:
+        try:
+            document = tomllib.loads(f"value = {self}")
+        except tomllib.TOMLDecodeError:
+            return str(self)
+        return document["value"] if document.keys() == {"value"} else str(self)
+
+
+def _from_table(table: Mapping[str, Any], directory: Path, program: dict[str, Any]) -> ServeConfig:
+    engine_keys, serve_keys = _keys(EngineConfig), _keys(ServeConfig)
+    values = _converted(table, engine_keys | serve_keys, directory, prefix="")
+    if "model_dir" not in values:
+        raise ConfigError("model_dir: is required: a model directory or a .gguf file")
+    engine = EngineConfig(**{key: values.pop(key) for key in engine_keys.keys() & values.keys()})
+    return ServeConfig(**{"engine": engine, **values, **program})
+
+
+def _converted(
+    table: Mapping[str, Any], keys: Mapping[str, tuple[Any, Field[Any]]], directory: Path, *, prefix: str
+) -> dict[str, Any]:
+    unknown = next((key for key in table if key not in keys), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, keys, n=1)
+        hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+        raise ConfigError(f"{prefix}{unknown}: is no key of the [engine] table{hint}")
+    return {key: _value(prefix + key, value, keys[key][0], directory) for key, value in table.items()}
+
+
+def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
+    if isinstance(value, SpeculativeConfig):
+        return value
+    if key == "speculative" and isinstance(value, dict):
+        inner = _converted(value, _keys(SpeculativeConfig), directory, prefix="speculative.")
+        if "method" not in inner:
+            raise ConfigError('speculative.method: is required: "prompt_lookup" or "draft_model"')
+        return SpeculativeConfig(**inner)
+
+    def to_path(kind: type, text: Any) -> Path:
+        if kind is not Path or not isinstance(text, str | Path) or not str(text):
+            raise ValueError("must be a path")
+        return Path(os.path.abspath(directory / text))
+
+    if isinstance(value, Path):
+        value = str(value)
+    attempts = [value.as_toml(), str(value)] if isinstance(value, _EnvText) else [value]
+    rule = ""
+    for attempt in attempts:
+        try:
+            return msgspec.convert(attempt, annotation, dec_hook=to_path)
+        except (msgspec.ValidationError, ValueError) as error:
+            rule = rule or _rule(annotation, str(error))
+    raise ConfigError(f"{key} = {attempts[0]!r}: {rule}")
+
+
+def _rule(annotation: Any, message: str) -> str:
+    """What was expected, in the words of msgspec save for a choice, whose values it does not list."""
+    if get_origin(annotation) is Literal:
+        return "must be one of " + ", ".join(f'"{choice}"' for choice in get_args(annotation))
+    return message.replace("`", "").split(" - at")[0].replace("Expected", "must be")
+
+
+def _plain(value: Any) -> Any:
+    """TOML values only; what is None is left out."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a runtime.toml document, published as docs/runtime.schema.json."""
+    table = _object_schema(_keys(ServeConfig) | _keys(EngineConfig))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "runtime.toml of trio-tlserve",
+        "type": "object",
+        "properties": {"engine": table},
+        "required": ["engine"],
+    }
+
+
+def _object_schema(keys: Mapping[str, tuple[Any, Field[Any]]]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for name, (annotation, fld) in keys.items():
+        if name == "speculative":
+            properties[name] = _object_schema(_keys(SpeculativeConfig))
+        else:
+            properties[name] = msgspec.json.schema(annotation, schema_hook=_path_schema)
+        properties[name]["description"] = fld.metadata["doc"]
+        if fld.default not in (MISSING, None, ""):
+            properties[name]["default"] = _plain(fld.default)
+    required = [name for name, (_, f) in keys.items() if f.default is MISSING and f.default_factory is MISSING]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _path_schema(kind: type) -> dict[str, Any]:
+    if kind is Path:
+        return {"type": "string"}
+    raise TypeError(f"no JSON schema for {kind}")
