@@ -1,0 +1,48 @@
+# Two commands set everything up on a fresh machine: `make run` and `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL ?= smol-135m
+MODEL_DIR_smol-135m := artifacts/models/smol-135m/v3
+MODEL_DIR_tiny := fixtures/tiny-llama
+MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model run test lint check mutants clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/package: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/dev: .venv/package
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+setup: .venv/package  ## Create .venv with the trio-tlserve command
+
+model: .venv/package  ## Fetch the default model, SmolLM2-135M-Instruct, once
+	@$(BIN)/python fixtures/fetch_model.py
+
+run: .venv/package $(if $(filter smol-135m,$(MODEL)),model)  ## Serve the default model; MODEL=tiny or MODEL=path for another
+	TL_ENGINE__MODEL_DIR='$(MODEL_DIR)' $(BIN)/trio-tlserve runtime.toml
+
+test: .venv/dev  ## Run the test suite
+	$(BIN)/python -m pytest
+
+lint: .venv/dev  ## Check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test  ## All that must hold before a commit
+
+mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; each must be caught
+	$(BIN)/python -m tests.mutants
+
+clean:  ## Remove what the other targets made, except the fetched model
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find tlserve tests fixtures -name __pycache__ -type d -exec rm -rf {} +
