@@ -1,0 +1,54 @@
+"""The log: one line a record, whatever a client sent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from tlserve import log
+
+
+def record(message: str, *, exc: BaseException | None = None, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("tlserve", logging.INFO, "f", 1, message, (), (type(exc), exc, None) if exc else None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_text_line_has_time_level_message_and_fields() -> None:
+    line = log.TextFormatter().format(record("request", route="/v1/models", status=200, seconds=0.25))
+    stamp, rest = line.split(" ", 1)
+    assert stamp.endswith("+00:00")
+    assert rest == "INFO request route=/v1/models status=200 seconds=0.25"
+
+
+@pytest.mark.parametrize("hostile", ["a\n2026 INFO forged", "a b=c", "\x1b[31m", "", 'q"uote', "\u2028", "a\rb"])
+def test_no_value_leaves_its_line_or_its_field(hostile: str) -> None:
+    line = log.TextFormatter().format(record("request", id=hostile, status=200))
+    assert line.isprintable()
+    assert line.endswith(f"id={json.dumps(hostile)} status=200")
+    document = json.loads(log.JsonFormatter().format(record("request", id=hostile)))
+    assert document["id"] == hostile
+
+
+def test_no_text_of_an_exception_starts_a_line() -> None:
+    fault = ValueError("bad\n2026-01-01 INFO forged\r\u2028forged")
+    lines = log.TextFormatter().format(record("fault", exc=fault)).split("\n")
+    assert len(lines) > 1
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert "ValueError" in json.loads(log.JsonFormatter().format(record("fault", exc=fault)))["exception"]
+
+
+def test_a_lost_stderr_loses_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(log.LOGGER, "handlers", [])
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    log.configure("text")
+    log.LOGGER.info("before")
+    stream.close()
+    log.LOGGER.info("after")
+    assert stream.closed
