@@ -122,6 +122,13 @@ class InternalFault(ApiError):
     code = "internal_error"
 
 
+class VersionNotSupported(ApiError):
+    """The request is of another major version of HTTP."""
+
+    status = 505
+    code = "version_not_supported"
+
+
 class Unavailable(RetryableError):
     """Base of the passing conditions of the server itself."""
 

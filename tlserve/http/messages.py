@@ -9,6 +9,7 @@ from typing import Protocol
 from tlserve.errors import ApiError
 
 Header = tuple[str, str]
+Note = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Request:
     body: bytes
     request_id: str  # the client's own X-Request-Id when it is well formed, else a fresh one
     path_params: dict[str, str] = field(default_factory=dict)  # filled in by the router
+    raw_path: str = ""  # the path as received, where it held escapes; "" otherwise
+    notes: dict[str, Note] = field(default_factory=dict)  # what the request's line in the log will add
 
     def header(self, name: str) -> str | None:
         """The first header of that (lower-case) name."""
@@ -55,6 +58,9 @@ class Reply(Protocol):
 
 
 Handler = Callable[[Request, Reply], Awaitable[None]]
+
+# Looks at a request before its body is read (``body`` is empty) and raises the ApiError that refuses it.
+Check = Callable[[Request], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""The other end of a connection: what it has sent, whether it is still there, and how it is let go.
+
+Rule 1: one task reads, for as long as the connection lives. That is how a peer that leaves is noticed at
+        any moment, also when nothing is being written.
+Rule 2: end of file means that the peer has left. A client that only half-closes gets no answer.
+Rule 3: every wait on the peer has a deadline, here or in the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import trio
+
+from tlserve.http.access import Outcome
+from tlserve.http.limits import (
+    CLOSE_TIMEOUT,
+    LINGER_QUIET,
+    LINGER_TIMEOUT,
+    RECEIVE_SIZE,
+    SEND_SIZE,
+)
+
+
+class PeerLeft(Exception):
+    """Nothing more can be read from the peer or written to it."""
+
+
+class Peer:
+    """Wraps a stream. ``send``, ``more`` and ``aclose`` are for one task; ``read_forever`` is a task of its own.
+
+    ``received`` is consumed from its front by the caller. A peer that sends more than ``max_ahead_bytes``
+    while nobody consumes is treated as one that left, so memory has a bound and its leaving is never hidden
+    behind unread bytes.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, *, write_timeout: float, max_ahead_bytes: int) -> None:
+        self.received = bytearray()
+        self.departure: Outcome | None = None  # how the peer left; None while it is there
+        self.write_timeout = write_timeout
+        self._stream = stream
+        self._max_ahead_bytes = max_ahead_bytes
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._dependent: trio.CancelScope | None = None
+
+    async def handshake(self, timeout: float) -> None:  # noqa: ASYNC109 - what a missed deadline means is known here
+        """Completes the TLS handshake, where there is one. A peer that fails it has left."""
+        if not isinstance(self._stream, trio.SSLStream):
+            return
+        with trio.move_on_after(timeout) as deadline:
+            try:
+                await self._stream.do_handshake()
+            except trio.BrokenResourceError:
+                self._leave(Outcome.CLIENT_LEFT)
+        if deadline.cancelled_caught:
+            self._leave(Outcome.CLIENT_LEFT)
+
+    async def read_forever(self) -> None:
+        """Collects what arrives; returns once the peer has left."""
+        try:
+            while len(self.received) <= self._max_ahead_bytes:
+                data = await self._stream.receive_some(RECEIVE_SIZE)
+                if not data:
+                    break
+                self.received += data
+                self._arrival.unpark_all()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._leave(Outcome.CLIENT_LEFT)
+
+    async def more(self) -> None:
+        """Waits until more has arrived; raises PeerLeft when no more will."""
+        if self.departure is None:
+            await self._arrival.park()
+        if self.departure is not None:
+            raise PeerLeft
+
+    @contextlib.contextmanager
+    def cancel_when_left(self) -> Iterator[trio.CancelScope]:
+        """A cancel scope that ends when the peer leaves. Only one is open at a time."""
+        with trio.CancelScope() as scope:
+            self._dependent = scope
+            if self.departure is not None:
+                scope.cancel()
+            try:
+                yield scope
+            finally:
+                self._dependent = None
+
+    async def send(self, data: bytes) -> None:
+        """Writes everything, each SEND_SIZE bytes under the write deadline; raises PeerLeft when it cannot."""
+        if len(data) <= SEND_SIZE:
+            await self._send_piece(data)
+            return
+        for start in range(0, len(data), SEND_SIZE):
+            await self._send_piece(data[start : start + SEND_SIZE])
+
+    async def aclose(self, *, linger: bool) -> None:
+        """Closes the stream; with ``linger`` only after the peer has had time to read what was sent last."""
+        try:
+            if self.departure is None:
+                if linger:
+                    await self._linger()
+                with trio.move_on_after(CLOSE_TIMEOUT), contextlib.suppress(trio.BrokenResourceError):
+                    await self._stream.aclose()
+        finally:
+            await trio.aclose_forcefully(self._stream)
+
+    async def _send_piece(self, data: bytes) -> None:
+        if self.departure is None:
+            with trio.move_on_after(self.write_timeout) as deadline:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    self._leave(Outcome.CLIENT_LEFT)
+            if deadline.cancelled_caught:
+                self._leave(Outcome.WRITE_TIMEOUT)
+        if self.departure is not None:
+            raise PeerLeft
+
+    async def _linger(self) -> None:
+        self.received.clear()
+        with trio.move_on_after(LINGER_TIMEOUT), contextlib.suppress(trio.BrokenResourceError):
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            is_talking = True
+            while is_talking:
+                is_talking = False
+                with trio.move_on_after(LINGER_QUIET):
+                    is_talking = bool(await self._stream.receive_some(RECEIVE_SIZE))
+
+    def _leave(self, how: Outcome) -> None:
+        if self.departure is None:
+            self.departure = how
+        self._arrival.unpark_all()
+        if self._dependent is not None:
+            self._dependent.cancel()

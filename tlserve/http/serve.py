@@ -1,0 +1,108 @@
+"""A server: listeners, the connections they bring, and how all of them end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from tlserve.errors import ApiError, NoCapacity, ShuttingDown
+from tlserve.http.access import RequestRecord
+from tlserve.http.connection import Connection, Service
+from tlserve.http.limits import MAX_REFUSALS, Limits
+from tlserve.http.messages import Check, ErrorRenderer, Handler, Request
+
+Listener = trio.abc.Listener[Any]  # of any trio.abc.Stream: sockets, TLS over them, memory
+
+
+class HttpServer:
+    """Serves HTTP/1.1 and 1.0 on any listeners of trio streams.
+
+    ``handler`` is called for each request; ``check`` sees a request before its body is read and may raise
+    the ApiError that refuses it; ``on_finish`` is called, synchronously, with the record of each request.
+    ``name`` tells servers of one process apart in logs and records.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        errors: ErrorRenderer,
+        limits: Limits,
+        *,
+        name: str,
+        check: Check | None = None,
+        on_finish: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        self._service = Service(name, handler, errors, limits, check or _admit_all, on_finish or _forget)
+        self._connections: set[Connection] = set()
+        self._accepting = trio.CancelScope()
+        self._refusal: ApiError | None = None
+
+    def __repr__(self) -> str:
+        state = "serving" if self._refusal is None else "draining"
+        return f"<HttpServer {self._service.name}, {state}, {self.num_connections} connections>"
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    async def serve(
+        self,
+        listeners: Sequence[Listener],
+        *,
+        task_status: trio.TaskStatus[list[Listener]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serves until ``drain`` has been called and the last connection has ended.
+
+        Resource handling: the listeners are closed when this returns, or when ``drain`` is called.
+        Error handling: a fault in a connection is logged and ends that connection alone. Accepting goes on
+        when the process is out of file descriptors; other errors of a listener are raised.
+        Cancellation handling: closes everything at once, in-flight requests included.
+        """
+        async with trio.open_nursery() as nursery:
+            with self._accepting:
+                await trio.serve_listeners(
+                    self._serve_stream, list(listeners), handler_nursery=nursery, task_status=task_status
+                )
+
+    def drain(self) -> None:
+        """Closes listeners and idle connections, lets answers under way finish, refuses later requests.
+
+        Synchronous and idempotent. A request that has begun to arrive gets REFUSAL_TIMEOUT to arrive, and 503.
+        """
+        if self._refusal is None:
+            self._refusal = ShuttingDown("the server is shutting down")
+            self._accepting.cancel()
+            for connection in self._connections:
+                connection.refuse(self._refusal)
+
+    def cut(self) -> None:
+        """Drains, and ends the answers under way with an error; for when the time to drain is over."""
+        self.drain()
+        assert self._refusal is not None
+        for connection in self._connections:
+            connection.cut(self._refusal)
+
+    async def _serve_stream(self, stream: trio.abc.Stream) -> None:
+        limit = self._service.limits.max_connections
+        if self.num_connections >= limit + MAX_REFUSALS:
+            return  # trio.serve_listeners closes the stream
+        connection = Connection(stream, self._service)
+        if self._refusal is not None:
+            connection.refuse(self._refusal)
+        elif self.num_connections >= limit:
+            connection.refuse(NoCapacity(f"{limit} connections are open"))
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+
+def _admit_all(request: Request) -> None:
+    pass
+
+
+def _forget(record: RequestRecord) -> None:
+    pass
