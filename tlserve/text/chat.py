@@ -1,0 +1,154 @@
+"""A conversation as token ids: only the template's own text can become control tokens.
+
+What a user wrote is marked before the template sees it: a spelling of a control token inside a message is replaced
+by one private-use character that occurs nowhere else, and so is one character of a spelling that an end of a message
+could complete together with what the template puts next to it. The template may trim, join or JSON-encode the
+content as it likes. The tokenizer then cuts the text at the control tokens that are left, puts the user's own
+characters back into the stretches between, and encodes those as plain text.
+
+When nothing needs a mark, which is nearly always, the text is encoded as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tlserve.text.template import Template
+from tlserve.text.tokenizer import Tokenizer
+
+Message = Mapping[str, object]
+
+# Private use planes 15 and 16; what a message holds of them is left alone and passed over.
+_FIRST_MARK, _LAST_MARK = 0xF0000, 0x10FFFD
+
+
+class ChatEncoder:
+    """A model's chat template with its tokenizer. Encoding changes nothing, so threads may share one."""
+
+    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+        self.template = template
+        self.tokenizer = tokenizer
+        self._spellings = _Spellings(tokenizer.special_tokens)
+
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, limit: int | None = None
+    ) -> list[int]:
+        """Ids of the rendered conversation with the opening of the assistant's turn. Blocks; call it in a thread.
+
+        BOS is there exactly once when the tokenizer adds it, and as often as the template says otherwise.
+        Raises TemplateRenderError, and ContextLengthExceeded as `Tokenizer.encode` does for `limit`.
+        """
+        tokenizer = self.tokenizer
+        marks = _Marks(self._spellings, [*_strings(messages), *_strings(tools), self.template.source])
+        text = self.template.render_chat(
+            [marks.message(message) for message in messages],
+            bos=tokenizer.bos_token,
+            eos=tokenizer.eos_token,
+            tools=None if tools is None else [marks.message(tool) for tool in tools],
+        )
+        if marks.plain:
+            ids = tokenizer.encode_guarded(text, marks.plain, limit=limit)
+        else:
+            ids = tokenizer.encode(text, add_special_tokens=False, limit=limit)
+        if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            ids.insert(0, tokenizer.bos_id)
+        return ids
+
+
+class _Spellings:
+    """Where text spells a control token, or could once something is put next to it."""
+
+    def __init__(self, spellings: frozenset[str]) -> None:
+        longest_first = sorted(filter(None, spellings), key=len, reverse=True)
+        self.whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._starts = {spelling[:size] for spelling in spellings for size in range(1, len(spelling))}
+        self._ends = {spelling[size:] for spelling in spellings for size in range(1, len(spelling))}
+        self._longest = max(map(len, spellings), default=0)
+
+    def edges(self, text: str) -> Iterator[int]:
+        """Places to mark so that neither end of `text`, trimmed or not, is part of a spelling across that end."""
+        if text.isidentifier():  # a role or a type, which templates compare with words of their own
+            return
+        for end in {len(text), len(text.rstrip())}:
+            for start in range(max(0, end - self._longest), end):
+                if text[start:end] in self._starts:
+                    yield start
+                    break
+        for start in {0, len(text) - len(text.lstrip())}:
+            for end in range(min(len(text), start + self._longest), start, -1):
+                if text[start:end] in self._ends:
+                    yield end - 1
+                    break
+
+
+class _Marks:
+    """The marks of one conversation."""
+
+    def __init__(self, spellings: _Spellings, texts: Sequence[str]) -> None:
+        self.plain: dict[str, str] = {}  # mark -> what it stands for
+        self._spellings = spellings
+        self._marks: dict[str, str] = {}  # the inverse
+        self._texts = texts
+        self._next = _FIRST_MARK
+
+    def message(self, message: Message) -> dict[str, object]:
+        """The message as templates expect it, marked."""
+        marked = {str(self._key(key)): self._value(value) for key, value in message.items()}
+        if marked.get("role") == "developer":
+            marked["role"] = "system"
+        if marked.get("role") == "assistant" and marked.get("content") is None:
+            # Beside tool calls; many templates add the content to a string.
+            marked["content"] = ""
+        return marked
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, Mapping):
+            return {self._key(key): self._value(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._value(part) for part in value]
+        return value
+
+    def _key(self, key: object) -> object:
+        return self._whole(key) if isinstance(key, str) else key
+
+    def _text(self, text: str) -> str:
+        places = sorted(set(self._spellings.edges(text)))
+        pieces, done = [], 0
+        for place in places:
+            pieces += [text[done:place], self._mark(text[place])]
+            done = place + 1
+        return self._whole("".join([*pieces, text[done:]])) if places else self._whole(text)
+
+    def _whole(self, text: str) -> str:
+        return self._spellings.whole.sub(lambda match: self._mark(match[0]), text)
+
+    def _mark(self, spelling: str) -> str:
+        mark = self._marks.get(spelling)
+        if mark is None:
+            mark = self._marks[spelling] = self._unused_character()
+            self.plain[mark] = spelling
+        return mark
+
+    def _unused_character(self) -> str:
+        while self._next <= _LAST_MARK:
+            char = chr(self._next)
+            self._next += 1
+            if not any(char in text for text in self._texts):
+                return char
+        raise ValueError("the conversation holds every private-use character")
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All text in a value of JSON, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _strings(key)
+            yield from _strings(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part)
