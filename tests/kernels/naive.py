@@ -23,3 +23,13 @@ def exp_as_kernels(x: NDArray[np.float32]) -> NDArray[np.float32]:
     out = np.empty_like(padded)
     _exp_padded(padded, out)
     return out[: x.size]
+
+
+def attention(
+    q: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], position: int
+) -> NDArray[np.float64]:
+    """One query [head_dim] over keys and values [num_tokens, head_dim], of which it sees 0..position."""
+    seen = slice(0, position + 1)
+    scores = keys[seen].astype(np.float64) @ q.astype(np.float64) / np.sqrt(q.size)
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum() @ values[seen].astype(np.float64)

@@ -1,0 +1,125 @@
+"""Paged attention against the textbook, and its bits against itself under every way to cut the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.kernels import naive
+from tlserve.kernels.attention import attend, scratch_floats, sub_block_bytes, write_kv
+from tlserve.kernels.jit import jit
+
+Floats = NDArray[np.float32]
+
+
+@jit
+def _run(  # type: ignore[no-untyped-def]
+    is_f16, q, keys, values, kv, table, head, num_kv_heads, block_size, cuts, out
+):
+    """Writes every token of one request, then attends in runs that end at ``cuts``."""
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // num_kv_heads
+    sub = sub_block_bytes(head_dim, 2 if is_f16 else 4)
+    head_bytes = sub * (block_size // 16)
+    block_bytes = num_kv_heads * head_bytes
+    for t in range(num_tokens):
+        at = table[0, t // block_size] * block_bytes + head * head_bytes + t % block_size // 16 * sub
+        write_kv(is_f16, kv, at, t % 16, head_dim, keys.ravel(), t * head_dim, values.ravel(), t * head_dim)
+    scratch = np.full(scratch_floats(head_dim), np.nan, np.float32)
+    row = num_heads * head_dim
+    start = 0
+    for stop in cuts:
+        at = start * row + head * group * head_dim
+        attend(
+            is_f16, q.ravel(), at, row, stop - start, group, head_dim, np.float32(1 / np.sqrt(head_dim)), start,
+            kv, head * head_bytes, table, 0, block_size, block_bytes, out, at, row, scratch,
+        )  # fmt: skip
+        start = stop
+
+
+@dataclass(frozen=True)
+class Case:
+    num_tokens: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    is_f16: bool = True
+    block_size: int = 16
+
+    def inputs(self) -> tuple[Floats, Floats, Floats]:
+        """q [tokens, heads, dim]; keys and values [kv_heads, tokens, dim], rounded to f16 where the cache is."""
+        rng = np.random.default_rng(self.num_tokens)
+        q = rng.normal(0, 2, (self.num_tokens, self.num_heads, self.head_dim)).astype(np.float32)
+        kv = rng.normal(0, 1, (2, self.num_kv_heads, self.num_tokens, self.head_dim)).astype(np.float32)
+        if self.is_f16:
+            kv = kv.astype(np.float16).astype(np.float32)
+        return q, kv[0], kv[1]
+
+    def run(self, step: int = 1, order: int = 0, fill: int = 0) -> Floats:
+        """The output [tokens, heads, dim], attending ``step`` tokens at a time, in blocks shuffled by ``order``."""
+        q, keys, values = self.inputs()
+        num_blocks = -(-self.num_tokens // self.block_size)
+        table = np.random.default_rng(order).permutation(num_blocks + 2)[None, :num_blocks].astype(np.int32)
+        sub = sub_block_bytes(self.head_dim, 2 if self.is_f16 else 4)
+        size = (num_blocks + 2) * self.num_kv_heads * self.block_size // 16 * sub
+        kv = np.full(size, fill, np.uint8)
+        out = np.zeros(q.size, np.float32)
+        # A run never leaves its 16 positions.
+        stops = sorted({*range(16, self.num_tokens, 16), *range(step, self.num_tokens, step), self.num_tokens})
+        cuts = np.array(stops, np.int64)
+        for head in range(self.num_kv_heads):
+            _run(
+                self.is_f16, q, keys[head], values[head], kv, table, head, self.num_kv_heads, self.block_size, cuts, out
+            )
+        return out.reshape(q.shape)
+
+
+CASES = [
+    Case(1, 1, 1, 8),
+    Case(17, 2, 1, 16),
+    Case(40, 9, 3, 64),
+    Case(40, 9, 3, 64, is_f16=False, block_size=32),
+    Case(130, 7, 1, 24, block_size=64),
+    Case(70, 16, 1, 128, is_f16=False),
+    Case(33, 4, 4, 20),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_is_the_textbooks(case: Case) -> None:
+    q, keys, values = case.inputs()
+    out = case.run(step=16)
+    group = case.num_heads // case.num_kv_heads
+    for t in range(case.num_tokens):
+        for h in range(case.num_heads):
+            expected = naive.attention(q[t, h], keys[h // group], values[h // group], t)
+            np.testing.assert_allclose(out[t, h], expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+def test_bits_do_not_depend_on_how_many_tokens_come_together(case: Case, step: int) -> None:
+    assert case.run(step=step).tobytes() == case.run(step=16).tobytes()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits_do_not_depend_on_which_blocks_a_request_has(case: Case) -> None:
+    assert case.run(order=1).tobytes() == case.run(order=2).tobytes()
+
+
+@pytest.mark.parametrize("fill", [0x7C, 0xFF], ids=["infinite", "nan"])
+def test_what_a_block_held_before_does_not_matter(fill: int) -> None:
+    case = CASES[2]
+    assert case.run(step=16, fill=fill).tobytes() == case.run(step=16).tobytes()
+
+
+def test_a_value_too_large_for_the_cache_stays_finite() -> None:
+    """An infinity in a token that others do not see would make their sums NaN."""
+    kv = np.zeros(sub_block_bytes(16, 2), np.uint8)
+    huge = np.full(16, 1e9, np.float32)
+    jit(lambda kv, huge: write_kv(True, kv, 0, 3, 16, huge, 0, huge, 0))(kv, huge)
+    assert np.isfinite(kv.view(np.float16)).all()
+    assert kv.view(np.float16)[3] == np.float16(65504)
