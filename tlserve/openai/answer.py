@@ -1,0 +1,164 @@
+"""A generation to a reply, whole or streamed; what chat and completions share.
+
+Rule 1: the reply starts only when the first token is there, so that every refusal (400, 429, 503) is a plain
+        response, for a stream too. Only a wait longer than PING_INTERVAL starts it without one.
+Rule 2: the submit block is left, which gives the blocks back, before the last bytes wait for the client.
+Rule 3: a fault after the start is raised like any other; the connection writes it as the stream's last event.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import trio
+
+from tlserve.engine.request import FinishReason, GenRequest, PooledOut, TokenOut
+from tlserve.errors import ShuttingDown
+from tlserve.http import sse
+from tlserve.http.messages import Reply, Request, Response
+from tlserve.openai import schema
+from tlserve.openai.choice import Choice, Piece, TokenAt
+from tlserve.openai.parse import GenSpec
+from tlserve.openai.service import Outputs, Service
+from tlserve.openai.stream import ChunkEncoder, EventWriter, encode_event
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every document of one answer begins with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, prefix: str, service: Service) -> Head:
+        return cls(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), service.model_id, service.system_fingerprint)
+
+
+@dataclass(slots=True)
+class Whole:
+    """One choice when it has ended."""
+
+    text: str = ""
+    tokens: list[TokenAt] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class Form(Protocol):
+    """How one endpoint writes its documents."""
+
+    def document(self, choices: Sequence[Whole], usage: schema.Usage) -> msgspec.Struct: ...
+
+    def opening(self) -> Sequence[msgspec.Struct]:
+        """Chunks before the first piece."""
+
+    def chunk(self, index: int, piece: Piece) -> msgspec.Struct: ...
+
+    def usage_chunk(self, usage: schema.Usage) -> msgspec.Struct: ...
+
+
+class Answer:
+    """Follows the requests of one generation and writes the reply."""
+
+    def __init__(self, service: Service, spec: GenSpec, requests: Sequence[GenRequest], form: Form) -> None:
+        self._service = service
+        self._spec = spec
+        self._requests = requests
+        self._form = form
+        self._choices = [
+            Choice(
+                service.tokenizer.token_bytes,
+                stop=spec.stop,
+                min_tokens=spec.min_tokens,
+                keep_tokens=spec.params.num_logprobs is not None,
+            )
+            for _ in requests
+        ]
+        self._num_open = len(requests)
+
+    async def send(self, request: Request, reply: Reply) -> None:
+        """Answer ``request``. Raises what the engine raises: Overloaded, InvalidRequest, NoCapacity, Unavailable.
+
+        Cancellation handling: the requests are aborted.
+        """
+        try:
+            await (self._stream(reply) if self._spec.stream else self._whole(reply))
+        finally:
+            request.notes.update(self._notes())
+
+    async def _whole(self, reply: Reply) -> None:
+        wholes = [Whole() for _ in self._requests]
+        async with self._service.loop.submit(self._requests) as outputs:
+            while self._num_open:
+                index, piece = self._piece(await anext(outputs))
+                if piece is not None:
+                    whole = wholes[index]
+                    whole.text += piece.text
+                    whole.tokens += piece.tokens
+                    whole.finish_reason = piece.finish_reason or ""
+        await reply.send(Response(200, msgspec.json.encode(self._form.document(wholes, self._usage()))))
+
+    async def _stream(self, reply: Reply) -> None:
+        events = EventWriter(reply, b"".join(map(encode_event, self._form.opening())))
+        encoder = ChunkEncoder(self._form.chunk)
+        async with self._service.loop.submit(self._requests) as outputs:
+            while True:
+                index, piece = self._piece(await _next_with_pings(outputs, events))
+                if piece is None:
+                    continue
+                data = encoder.encode(index, piece)
+                if not self._num_open:
+                    break
+                await events.write(data)
+        if self._spec.include_usage:
+            data += encode_event(self._form.usage_chunk(self._usage()))
+        await events.write(data + sse.DONE)
+
+    def _piece(self, output: tuple[int, TokenOut | PooledOut]) -> tuple[int, Piece | None]:
+        index, out = output
+        assert isinstance(out, TokenOut)
+        choice = self._choices[index]
+        if choice.finish_reason is not None:
+            return index, None  # of the step that was under way when a stop string ended the choice
+        if out.finish is FinishReason.ABORT:
+            raise ShuttingDown("the server ended the request before its answer was complete")
+        piece = choice.push(out)
+        if choice.finish_reason is not None:
+            self._num_open -= 1
+        return index, piece
+
+    def _usage(self) -> schema.Usage:
+        num_prompt_tokens = sum(len(request.prompt) for request in self._requests)
+        num_tokens = sum(choice.num_tokens for choice in self._choices)
+        return schema.Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_tokens,
+            total_tokens=num_prompt_tokens + num_tokens,
+            prompt_tokens_details=schema.PromptTokensDetails(sum(choice.num_cached_tokens for choice in self._choices)),
+            completion_tokens_details=schema.CompletionTokensDetails(),
+        )
+
+    def _notes(self) -> dict[str, str | int]:
+        """For the request's line in the log."""
+        usage = self._usage()
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "completion_tokens": sum(choice.num_tokens for choice in self._choices),
+            "finish": ",".join(choice.finish_reason or "none" for choice in self._choices),
+        }
+
+
+async def _next_with_pings(outputs: Outputs, events: EventWriter) -> tuple[int, TokenOut | PooledOut]:
+    """The next output; while it is waited for, a silent stream gets comments."""
+    while True:
+        with trio.move_on_at(events.ping_at):
+            return await anext(outputs)
+        await events.write(sse.PING)

@@ -1,0 +1,31 @@
+"""The API's routes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tlserve.http.router import Router
+from tlserve.openai.chat import chat_completions
+from tlserve.openai.completions import completions
+from tlserve.openai.embeddings import embeddings
+from tlserve.openai.models import get_model, health, list_models
+from tlserve.openai.service import Service
+from tlserve.openai.tokenize import detokenize, tokenize
+
+ROUTES = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/tokenize", tokenize),
+    ("POST", "/v1/detokenize", detokenize),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{id:path}", get_model),
+    ("GET", "/healthz", health),
+    ("GET", "/health", health),
+)
+
+
+def add_routes(router: Router, service: Service) -> None:
+    """Serve the API of ``service`` on ``router``; its errors are rendered by ``errors.ERRORS``."""
+    for method, pattern, handler in ROUTES:
+        router.add(method, pattern, partial(handler, service))

@@ -1,0 +1,99 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from tlserve.engine.request import GenRequest, PooledOut
+from tlserve.errors import ContextLengthExceeded, Overloaded, UnsupportedParameter
+from tlserve.http.messages import Reply, Request, Response
+from tlserve.openai import prepare, schema
+from tlserve.openai.parse import EmbeddingSpec, parse_embeddings
+from tlserve.openai.service import Service, read_priority, refuse_kv_handle
+
+# Inputs of one request that are in the engine at once: enough to fill its steps, few enough that 2,048 of
+# them neither fill the queue nor stand in front of everyone else's requests.
+MAX_AT_ONCE = 16
+RETRY_INTERVAL = 0.05  # seconds until a group that found the queue full tries again
+
+
+async def embeddings(service: Service, request: Request, reply: Reply) -> None:
+    refuse_kv_handle(request)
+    priority = read_priority(request)
+    spec = await service.parse(parse_embeddings, request.body)
+    service.check_model(spec.model)
+    if spec.dimensions not in (None, service.hidden_size):
+        raise UnsupportedParameter(
+            f"dimensions other than {service.hidden_size} is not supported, got {spec.dimensions}", param="dimensions"
+        )
+    requests = await service.off_loop(lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body))
+    data: list[schema.Embedding] = []
+    num_cached_tokens = 0
+    for out in await _pool(service, requests):
+        data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
+        num_cached_tokens += out.num_cached_tokens
+    num_tokens = sum(len(pooling.prompt) for pooling in requests)
+    request.notes.update(prompt_tokens=num_tokens, cached_tokens=num_cached_tokens)
+    usage = schema.Usage(
+        prompt_tokens=num_tokens,
+        total_tokens=num_tokens,
+        prompt_tokens_details=schema.PromptTokensDetails(num_cached_tokens),
+    )
+    document = schema.EmbeddingList(data=data, model=service.model_id, usage=usage)
+    await reply.send(Response(200, msgspec.json.encode(document)))
+
+
+def _pooling_requests(service: Service, spec: EmbeddingSpec, priority: int) -> list[GenRequest]:
+    """One request an input, in order. Raises InvalidRequest, ContextLengthExceeded."""
+    requests = []
+    for index, given in enumerate(spec.inputs):
+        param = f"input[{index}]" if spec.is_list else "input"
+        tokens = prepare.encode(service, given, param, parse_special=False)
+        if len(tokens) > service.max_model_len:
+            raise ContextLengthExceeded(
+                f"{param} has {len(tokens)} tokens, more than the context of {service.max_model_len} tokens",
+                param=param,
+            )
+        requests.append(GenRequest(tuple(tokens), max_tokens=0, priority=priority, is_pooling=True))
+    return requests
+
+
+async def _pool(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
+    """Run pooling requests in groups, in order.
+
+    The first group is admitted like any request. Those after it wait for room in the queue: refusing them
+    would throw away what was computed, and the whole would be sent again.
+    """
+    size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
+    outs = await _pool_group(service, requests[:size])
+    for start in range(size, len(requests), size):
+        while True:
+            try:
+                outs += await _pool_group(service, requests[start : start + size])
+                break
+            except Overloaded:
+                await trio.sleep(RETRY_INTERVAL)
+    return outs
+
+
+async def _pool_group(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
+    outs: dict[int, PooledOut] = {}
+    async with service.loop.submit(requests) as outputs:
+        while len(outs) < len(requests):
+            index, out = await anext(outputs)
+            assert isinstance(out, PooledOut)
+            outs[index] = out
+    return [outs[index] for index in range(len(requests))]
+
+
+def _encoded(embedding: NDArray[np.float32], encoding_format: str) -> msgspec.Raw:
+    """Base64 is of the little-endian float32s; the decimal form gives the same values back."""
+    if encoding_format == "base64":
+        return msgspec.Raw(msgspec.json.encode(base64.b64encode(embedding.astype("<f4").tobytes()).decode()))
+    return msgspec.Raw(msgspec.json.encode(embedding.tolist()))
