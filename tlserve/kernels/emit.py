@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.core import imputils as untyped_imputils
+from numba.core.typing import templates as untyped_templates
+from numba.extending import intrinsic, models, register_model, typeof_impl
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 LANES = 16
 
+# numba's own annotations stop half way.
 cgutils: Any = untyped_cgutils
+_imputils: Any = untyped_imputils
+_templates: Any = untyped_templates
 
 Emit = Callable[..., Any]
 
@@ -72,41 +78,129 @@ def pointer_to(b: Any, pointer: Any, llvm: ir.Type) -> Any:
     return b.bitcast(pointer, ir.PointerType(llvm))
 
 
-def _define(emit: Emit, parameters: list[str], typed: Callable[..., Any], lower: Emit) -> Any:
-    def define(typingctx: Any, *arguments: Any) -> Any:
-        return typed(*arguments), lower
+class Static:
+    """A value that kernels are compiled for: numba sees a type for each, and its int attributes as constants.
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    named = [inspect.Parameter(name, kind) for name in ["typingctx", *parameters]]
-    define.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]  # numba reads the arguments' names here
-    define.__name__ = define.__qualname__ = emit.__name__
-    define.__doc__ = emit.__doc__
-    return intrinsic(define)
+    ``value`` is hashable and its repr tells it from every other one.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-def instruction(result: types.Type, *operands: types.Type) -> Callable[[Emit], Any]:
-    """Makes ``emit(b, *operands) -> LLVM value`` a function for kernels."""
+class StaticType(types.Dummy):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        super().__init__(f"static({value!r})")
+
+
+@typeof_impl.register(Static)
+def _typeof_static(static: Static, context: Any) -> StaticType:
+    return StaticType(static.value)
+
+
+@register_model(StaticType)
+class StaticModel(models.OpaqueModel):
+    """Nothing at run time."""
+
+
+@_imputils.lower_constant(StaticType)  # type: ignore[untyped-decorator]
+def _lower_static(context: Any, b: Any, static: StaticType, value: Static) -> Any:
+    return context.get_dummy_value()
+
+
+@_templates.infer_getattr
+class StaticAttributes(_templates.AttributeTemplate):  # type: ignore[misc]
+    key = StaticType
+
+    def generic_resolve(self, static: StaticType, name: str) -> Any:
+        return types.intp if isinstance(getattr(static.value, name, None), int) else None
+
+
+@_imputils.lower_getattr_generic(StaticType)  # type: ignore[untyped-decorator]
+def _lower_attribute(context: Any, b: Any, static: StaticType, value: Any, name: str) -> Any:
+    return ir.Constant(I64, int(getattr(static.value, name)))
+
+
+class Operand(Enum):
+    """What an operand of ``instruction`` may be besides a numba type."""
+
+    POINTER = "an array and an index of its elements; the emitter gets the address"
+    STATIC = "a Static; the emitter gets its value"
+    COLUMNS = "a tuple of registers, one for each column; the emitter gets a list"
+
+
+POINTER, STATIC, COLUMNS = Operand
+
+
+def columns_of(vector: Vector, width: int) -> types.Type:
+    """The type of a tuple of registers."""
+    return types.UniTuple(vector, width)  # type: ignore[no-untyped-call]
+
+
+Result = types.Type | Callable[..., types.Type]  # or a function of the Static values and of the types of column tuples
+
+
+def instruction(result: Result, *operands: types.Type | Operand) -> Callable[[Emit], Any]:
+    """Makes ``emit(b, *operands) -> LLVM value, or list of them for a tuple`` a function for kernels."""
 
     def wrap(emit: Emit) -> Any:
-        def lower(context: Any, b: Any, sig: Any, values: Any) -> Any:
-            value = emit(b, *values)
-            return context.get_dummy_value() if value is None else value
+        names = list(inspect.signature(emit).parameters)[1:]
+        parameters = ["typingctx"]
+        for name, operand in zip(names, operands, strict=True):
+            parameters += [name, f"{name}_index"] if operand is POINTER else [name]
 
-        return _define(emit, list(inspect.signature(emit).parameters)[1:], lambda *_: result(*operands), lower)
+        def define(typingctx: Any, *arguments: Any) -> Any:
+            wanted: list[Any] = []
+            chosen = []
+            rest = iter(arguments)
+            for operand in operands:
+                given = next(rest)
+                if operand is POINTER:
+                    next(rest)
+                    wanted += [given, types.intp]
+                    continue
+                wanted.append(given if isinstance(operand, Operand) else operand)
+                if operand is STATIC:
+                    chosen.append(given.value)
+                elif operand is COLUMNS:
+                    chosen.append(given)
+            kind = result(*chosen) if callable(result) and not isinstance(result, types.Type) else result
+            return kind(*wanted), _lower(emit, operands)
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
+        define.__signature__ = signature  # type: ignore[attr-defined]  # numba reads the arguments' names here
+        define.__name__ = define.__qualname__ = emit.__name__
+        define.__doc__ = emit.__doc__
+        return intrinsic(define)
 
     return wrap
 
 
-def memory(result: types.Type, *operands: types.Type) -> Callable[[Emit], Any]:
+def _lower(emit: Emit, operands: tuple[types.Type | Operand, ...]) -> Emit:
+    def lower(context: Any, b: Any, sig: Any, values: Any) -> Any:
+        given = []
+        rest = iter(zip(sig.args, values, strict=True))
+        for operand in operands:
+            kind, value = next(rest)
+            if operand is POINTER:
+                data = context.make_array(kind)(context, b, value).data
+                given.append(b.gep(data, [next(rest)[1]]))
+            elif operand is STATIC:
+                given.append(kind.value)
+            elif operand is COLUMNS:
+                given.append([b.extract_value(value, column) for column in range(kind.count)])
+            else:
+                given.append(value)
+        value = emit(b, *given)
+        if isinstance(value, list):
+            return context.make_tuple(b, sig.return_type, value)
+        return context.get_dummy_value() if value is None else value
+
+    return lower
+
+
+def memory(result: types.Type, *operands: types.Type | Operand) -> Callable[[Emit], Any]:
     """Makes ``emit(b, pointer, *operands)`` a function of (array, index, *operands) for kernels."""
-
-    def wrap(emit: Emit) -> Any:
-        def lower(context: Any, b: Any, sig: Any, values: Any) -> Any:
-            data = context.make_array(sig.args[0])(context, b, values[0]).data
-            value = emit(b, b.gep(data, [values[1]]), *values[2:])
-            return context.get_dummy_value() if value is None else value
-
-        parameters = ["array", "index", *list(inspect.signature(emit).parameters)[2:]]
-        return _define(emit, parameters, lambda array, *_: result(array, types.intp, *operands), lower)
-
-    return wrap
+    return instruction(result, POINTER, *operands)
