@@ -1,0 +1,268 @@
+"""The task that steps the engine, and the way in and out of it for everybody else."""
+
+# Rule 1: only ``run`` touches the engine, between steps or in one. Others leave a note (a submission, an abort),
+#         which takes effect at the next step boundary. There is nothing to lock.
+# Rule 2: a submission is accepted or refused at once, counting the notes with the queue behind them.
+# Rule 3: an accepted submission has a channel with room for everything it may produce, so the engine never waits
+#         for a reader; and its channel is always closed: after the last output, or with an error.
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from tlserve.engine.engine import Engine, Output
+from tlserve.engine.request import EngineStats, GenRequest, RequestId
+from tlserve.errors import ApiError, InternalFault, InvalidRequest, NoCapacity, Overloaded, ShuttingDown
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One request of a submission."""
+
+    generation: Generation
+    index: int
+    request: GenRequest
+    deadline: float  # to leave the queue by
+    id: RequestId | None = None  # once the engine has it
+    has_ended: bool = False
+
+
+class Generation:
+    """The outputs of one submission as they come: an async iterator of ``(index, output)``.
+
+    ``index`` is the place of the request in the submission. Ends after the last output of all. Raises NoCapacity
+    when one of them waited in the queue past its deadline, InternalFault when a step has failed, ShuttingDown when
+    the loop was stopped; each after the outputs that came before.
+    """
+
+    def __init__(self, requests: Sequence[GenRequest], deadline: float) -> None:
+        self.entries = [_Entry(self, index, request, deadline) for index, request in enumerate(requests)]
+        self._num_open = len(requests)
+        self._error: ApiError | None = None
+        room = sum(max(1, request.max_tokens) for request in requests)
+        self._send, self._receive = trio.open_memory_channel[tuple[int, Output]](room)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> tuple[int, Output]:
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._error is not None:
+                raise self._error from None
+            raise StopAsyncIteration from None
+
+    def put(self, entry: _Entry, output: Output) -> None:
+        """For the loop: hand over an output of one of ``entries``."""
+        self._send.send_nowait((entry.index, output))
+        if output.finish is not None:
+            entry.has_ended = True
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._send.close()
+
+    def close(self, error: ApiError | None = None) -> None:
+        """For the loop: nothing more will come. The first call counts."""
+        if self._error is None and self._num_open:
+            self._error = error
+        self._send.close()
+
+
+class EngineLoop:
+    """Owns an Engine while ``run`` runs. Any task may call the other methods; only ``wait_idle`` waits."""
+
+    def __init__(
+        self, engine: Engine, *, queue_deadline: float, step_delay: float = 0.0, in_thread: bool = True
+    ) -> None:
+        """``queue_deadline`` is in seconds; ``step_delay`` seconds are slept after each step, for tests.
+
+        With ``in_thread`` False a step blocks the event loop: for tests with a clock that jumps.
+        """
+        self.died = trio.Event()  # set when a step has failed
+        self.max_model_len = engine.max_model_len
+        self._engine = engine
+        self._queue_deadline = queue_deadline
+        self._step_delay = step_delay
+        self._in_thread = in_thread
+        self._limiter = trio.CapacityLimiter(1)  # a thread of its own, whoever else waits for one
+        self._inbox: deque[_Entry] = deque()  # accepted, not in the engine yet
+        self._entries: dict[RequestId, _Entry] = {}  # in the engine
+        self._queued: deque[_Entry] = deque()  # in the engine, perhaps not started, the first deadline first
+        self._aborted: list[RequestId] = []  # in the engine, their clients have left
+        self._wake = trio.Event()
+        self._became_idle = trio.Event()
+        self._is_stopping = False
+        self._note_boundary()
+
+    @property
+    def is_dead(self) -> bool:
+        return self.died.is_set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return len(self._inbox) + len(self._entries)
+
+    def stats(self) -> EngineStats:
+        """The engine as it was at the last step boundary."""
+        return self._stats
+
+    @asynccontextmanager
+    async def submit(self, requests: Sequence[GenRequest]) -> AsyncIterator[Generation]:
+        """``async with loop.submit(requests) as generation``: all of them are accepted on entry, or none.
+
+        Raises Overloaded when they do not all fit now, InvalidRequest or ContextLengthExceeded when they never
+        will, ShuttingDown or InternalFault when the loop has ended.
+
+        Resource handling: leaving the block aborts what has not ended, at once and without waiting; the blocks
+        are free before the next step.
+        """
+        generation = self._accept(requests)
+        try:
+            yield generation
+        finally:
+            self._leave(generation)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Step while there is work, until ``stop``.
+
+        Error handling: what a step raises ends every request in flight with InternalFault, sets ``died`` and is
+        raised on. Cancellation handling: a step in its thread is waited for, then all that is in flight ends.
+        """
+        task_status.started()
+        try:
+            while not self._is_stopping:
+                self._take_notes()
+                self._note_boundary()
+                if not self._engine.has_work():
+                    await self._rest()
+                    continue
+                outputs = await self._step()
+                self._deliver(outputs)  # readers run while the next step computes
+                if self._step_delay:
+                    await trio.sleep(self._step_delay)
+        except Exception:
+            self.died.set()
+            self._end_all(InternalFault("the engine has stopped after a fault"))
+            raise
+        finally:
+            self._is_stopping = True
+            self._end_all(ShuttingDown("the server is shutting down"))
+            if not self.is_dead:
+                self._engine.abort_all()
+            self._note_boundary()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in flight and what was aborted has given its blocks back."""
+        while self.num_in_flight or self._aborted:
+            await self._became_idle.wait()
+
+    def stop(self) -> None:
+        """End ``run`` at the next step boundary, and what is in flight with ShuttingDown. Idempotent."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def _accept(self, requests: Sequence[GenRequest]) -> Generation:
+        if self.is_dead:
+            raise InternalFault("the engine has stopped after a fault")
+        if self._is_stopping:
+            raise ShuttingDown("the server is shutting down")
+        most = self._engine.max_requests
+        if len(requests) > most:
+            raise InvalidRequest(f"at most {most} prompts can be served at once, got {len(requests)}")
+        if len(self._inbox) + len(requests) > self._num_free_places:
+            raise Overloaded(f"{self._stats.num_waiting + len(self._inbox)} requests are waiting already")
+        for request in requests:
+            self._engine.check(request)
+        generation = Generation(requests, trio.current_time() + self._queue_deadline)
+        self._inbox += generation.entries
+        self._wake.set()
+        return generation
+
+    def _leave(self, generation: Generation) -> None:
+        for entry in generation.entries:
+            if entry.has_ended:
+                continue
+            entry.has_ended = True
+            if entry.id is None:
+                self._inbox.remove(entry)
+            else:
+                del self._entries[entry.id]
+                self._aborted.append(entry.id)
+        generation.close()
+        self._wake.set()
+
+    def _take_notes(self) -> None:
+        for request_id in self._aborted:
+            self._engine.abort(request_id)
+        self._aborted.clear()
+        while self._inbox:
+            entry = self._inbox.popleft()
+            entry.id = self._engine.add_request(entry.request)
+            self._entries[entry.id] = entry
+            self._queued.append(entry)
+        self._drop_overdue()
+
+    def _drop_overdue(self) -> None:
+        """Refuse who has waited past the deadline without ever having run."""
+        while self._queued:
+            entry = self._queued[0]
+            assert entry.id is not None
+            if not entry.has_ended and not self._engine.has_started(entry.id):
+                if entry.deadline > trio.current_time():
+                    return
+                self._fail(entry.generation, NoCapacity(f"no room within {self._queue_deadline:g} s"))
+            self._queued.popleft()
+
+    def _fail(self, generation: Generation, error: ApiError) -> None:
+        for entry in generation.entries:
+            if not entry.has_ended and entry.id is not None:
+                entry.has_ended = True
+                del self._entries[entry.id]
+                self._engine.abort(entry.id)
+        generation.close(error)
+
+    def _note_boundary(self) -> None:
+        self._stats = self._engine.stats()
+        self._num_free_places = self._engine.num_free_places
+
+    async def _rest(self) -> None:
+        self._signal_idle()
+        self._wake = trio.Event()  # all notes so far are taken
+        await self._wake.wait()
+
+    async def _step(self) -> list[Output]:
+        if self._in_thread:
+            return await trio.to_thread.run_sync(self._engine.step, limiter=self._limiter)
+        outputs = self._engine.step()
+        await trio.lowlevel.checkpoint()
+        return outputs
+
+    def _deliver(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            entry = self._entries.get(output.id)
+            if entry is None:  # its client left during the step
+                continue
+            if output.finish is not None:
+                del self._entries[output.id]
+            entry.generation.put(entry, output)
+
+    def _end_all(self, error: ApiError) -> None:
+        for entry in [*self._inbox, *self._entries.values()]:
+            entry.has_ended = True
+            entry.generation.close(error)
+        self._inbox.clear()
+        self._entries.clear()
+        self._queued.clear()
+        self._aborted.clear()
+        self._signal_idle()
+
+    def _signal_idle(self) -> None:
+        self._became_idle.set()
+        self._became_idle = trio.Event()

@@ -1,0 +1,150 @@
+"""Who computes how many tokens in the next step."""
+
+# Rule 1: there is no prefill and no decode. A request has tokens that are known and not computed, and a step
+#         spends a budget of tokens on letting requests catch up.
+# Rule 2: who is one token short of its next draw comes first, so a long prompt never makes a stream wait;
+#         then running prompts, then waiting requests, by priority and arrival; drafts take what is left over.
+# Rule 3: only a request one token short grows its table (admission took blocks for all known tokens), and only
+#         that can run out of blocks. Then the least urgent running request gives its blocks back and waits
+#         again. So the most urgent one never loses its blocks, and in a pool that holds it, it finishes.
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from tlserve.engine.drafters import Drafter
+from tlserve.engine.kv_cache import KvCache
+from tlserve.engine.state import RequestState, RequestStatus
+
+_urgency = attrgetter("urgency")
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The requests of one step. Each computes ``num_scheduled_tokens`` known tokens and its draft."""
+
+    requests: list[RequestState]
+    token_budget: int  # what is left of it
+
+
+class Scheduler:
+    """The waiting and the running requests. ``schedule`` decides and keeps the books; it computes nothing."""
+
+    def __init__(
+        self, kv_cache: KvCache, drafter: Drafter, *, max_batch_tokens: int, max_num_seqs: int, prefill_chunk: int
+    ) -> None:
+        self.waiting: list[RequestState] = []  # most urgent first, as is
+        self.running: list[RequestState] = []
+        self.num_preemptions = 0
+        self.is_short_of_blocks = False  # the last step left a request waiting for blocks alone
+        self._kv_cache = kv_cache
+        self._drafter = drafter
+        self._max_batch_tokens = max_batch_tokens
+        # Every running request gets at least one token in each step.
+        self.max_running = min(max_num_seqs, max_batch_tokens)
+        self._prefill_chunk = prefill_chunk or max_batch_tokens
+
+    def add(self, state: RequestState) -> None:
+        insort(self.waiting, state, key=_urgency)
+
+    def finish(self, state: RequestState) -> None:
+        """Take a request out for good; its blocks are free at once. Does nothing the second time."""
+        if state.status is RequestStatus.RUNNING:
+            _remove(self.running, state)
+            self._kv_cache.release(state)
+        elif state.status is RequestStatus.WAITING:
+            _remove(self.waiting, state)
+        state.status = RequestStatus.FINISHED
+
+    def schedule(self) -> Schedule:
+        schedule = Schedule([], self._max_batch_tokens)
+        has_preempted = self._schedule_last_tokens(schedule)
+        self._schedule_prompts(schedule)
+        # Blocks that a preemption has just freed belong to those who run, or it would soon happen again.
+        self.is_short_of_blocks = has_preempted
+        if not has_preempted:
+            self._admit(schedule)
+        self._schedule_drafts(schedule)
+        return schedule
+
+    def _schedule_last_tokens(self, schedule: Schedule) -> bool:
+        """Schedule all who are one token short; says whether that took a preemption."""
+        num_preemptions = self.num_preemptions
+        for state in [state for state in self.running if state.num_pending_tokens == 1]:
+            # The victim is never more urgent than the one in turn: nobody scheduled so far is preempted.
+            while state.status is RequestStatus.RUNNING and not self._kv_cache.reserve(state, state.num_tokens):
+                self._preempt(self.running[-1])
+            if state.status is RequestStatus.RUNNING:
+                _schedule_tokens(schedule, state, 1)
+        return self.num_preemptions > num_preemptions
+
+    def _schedule_prompts(self, schedule: Schedule) -> None:
+        for state in self.running:
+            if state.num_pending_tokens > 1 and schedule.token_budget:
+                self._schedule_chunk(schedule, state)
+
+    def _admit(self, schedule: Schedule) -> None:
+        while self.waiting and len(self.running) < self.max_running and schedule.token_budget:
+            state = self.waiting[0]
+            # Each of those that run may need a block before the newcomer has drawn a token.
+            if not self._kv_cache.admit(state, headroom=len(self.running)):
+                self.is_short_of_blocks = True
+                return
+            del self.waiting[0]
+            state.status = RequestStatus.RUNNING
+            insort(self.running, state, key=_urgency)
+            self._schedule_chunk(schedule, state)
+
+    def _schedule_chunk(self, schedule: Schedule, state: RequestState) -> None:
+        count = min(state.num_pending_tokens, self._prefill_chunk, schedule.token_budget)
+        _schedule_tokens(schedule, state, count)
+
+    def _schedule_drafts(self, schedule: Schedule) -> None:
+        for state in schedule.requests:
+            if not state.wants_logits:
+                continue
+            # One less than all that is left: the target's own draw follows the last guess.
+            longest = min(len(state.tokens) - state.num_tokens - 1, schedule.token_budget)
+            count = self._drafter.plan(state, longest) if longest > 0 else 0
+            if count and self._kv_cache.reserve(state, state.num_tokens + count):
+                state.num_draft_tokens = count
+                schedule.token_budget -= count
+
+    def _preempt(self, state: RequestState) -> None:
+        self._kv_cache.release(state)
+        _remove(self.running, state)
+        state.status = RequestStatus.WAITING
+        self.num_preemptions += 1
+        self.add(state)
+
+    def check_invariants(self) -> None:
+        for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
+            assert queue == sorted(queue, key=_urgency)
+            assert all(state.status is status for state in queue)
+        assert len(self.running) <= self.max_running
+        for state in self.waiting:
+            assert not state.block_ids
+            assert state.slot == -1
+            assert state.num_computed_tokens == 0
+        for state in self.running:
+            assert state.num_pending_tokens > 0, f"{state} has nothing to compute"
+            assert state.num_tokens < len(state.tokens) or state.is_pooling
+        self._kv_cache.check_invariants(self.running)
+
+    def __repr__(self) -> str:
+        return f"<Scheduler running={len(self.running)} waiting={len(self.waiting)}>"
+
+
+def _schedule_tokens(schedule: Schedule, state: RequestState, count: int) -> None:
+    state.num_scheduled_tokens = count
+    state.num_draft_tokens = 0
+    schedule.requests.append(state)
+    schedule.token_budget -= count
+
+
+def _remove(queue: list[RequestState], state: RequestState) -> None:
+    place = bisect_left(queue, state.urgency, key=_urgency)
+    assert queue[place] is state
+    del queue[place]
