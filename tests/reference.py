@@ -94,4 +94,5 @@ class ReferenceModel:
 
 def _softmax(scores: Floats) -> Floats:
     exponentials: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.divide(exponentials, exponentials.sum(axis=-1, keepdims=True))
+    total: Floats = exponentials.sum(axis=-1, keepdims=True)
+    return np.divide(exponentials, total)
