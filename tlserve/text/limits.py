@@ -1,8 +1,17 @@
-"""The one rule on the length of text: what cannot fit is refused before the work."""
+"""Text that cannot fit is refused before it is tokenized.
+
+A token holds only so many bytes, so a text has at least its bytes over those of the longest token. Counted by kind of
+byte the bound is sharp enough to be of use: the longest tokens are runs of spaces or dashes, while words are short.
+"""
 
 from __future__ import annotations
 
+import string
+from collections.abc import Iterable
+
 from tlserve.errors import ContextLengthExceeded
+
+_KINDS = (string.ascii_letters.encode(), string.digits.encode(), string.whitespace.encode(), bytes(range(128, 256)))
 
 
 def check_token_limit(num_tokens: int, limit: int | None) -> None:
@@ -14,3 +23,19 @@ def check_token_limit(num_tokens: int, limit: int | None) -> None:
         raise ContextLengthExceeded(
             f"the model's context is {limit} tokens, but the prompt has at least {num_tokens} tokens"
         )
+
+
+def min_tokens(data: bytes, most: list[int]) -> int:
+    """A number of tokens that `data` has at least, where no token has more of any kind of byte than `most` says."""
+    return max(-(-count // max(limit, 1)) for count, limit in zip(_counts(data), most, strict=True))
+
+
+def most_per_token(tokens: Iterable[bytes]) -> list[int]:
+    """For each kind of byte the most that one of `tokens` has."""
+    return [max(counts) for counts in zip(*map(_counts, tokens), strict=True)]
+
+
+def _counts(data: bytes) -> list[int]:
+    """How many bytes of each kind: letters, digits, white space, not ASCII, the rest."""
+    counts = [len(data) - len(data.translate(None, kind)) for kind in _KINDS]
+    return [*counts, len(data) - sum(counts)]
