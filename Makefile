@@ -8,7 +8,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check mutants clean
+.PHONY: help setup model run test lint check mutants generate clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: lint test  ## All that must hold before a commit
 
 mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; each must be caught
 	$(BIN)/python -m tests.mutants
+
+generate: .venv/dev  ## Write the parts of the documentation that come from the code
+	$(BIN)/python -m tests.generated
 
 clean:  ## Remove what the other targets made, except the fetched model
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from tlserve.errors import StartupError
+from tlserve.errors import ExitError
 
 COMMANDS = ("serve", "config")
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f"tlserve.cli.{name}")
     try:
         status: int = command.main(arguments)
-    except StartupError as error:
+    except ExitError as error:
         print(f"trio-tlserve: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:

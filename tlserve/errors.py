@@ -1,7 +1,7 @@
 """Every error tlserve raises on purpose, named by whose fault it is and what the answer will be.
 
 A client's fault or a passing condition is an ApiError: it carries all that its reply needs, and its
-message names the value and the rule. What stops a start is a StartupError with the exit status of the
+message names the value and the rule. What ends the server is an ExitError with the exit status of the
 command. Anything else that is raised is our bug: its text goes to the log, never to a client.
 """
 
@@ -148,25 +148,37 @@ class ModelLoading(Unavailable):
     code = "model_loading"
 
 
-class StartupError(TlserveError):
-    """The server cannot start; one line says why."""
+class ExitError(TlserveError):
+    """The server cannot start or go on; the message is one line that says why."""
 
     exit_status: ClassVar[int]
 
 
-class ConfigError(StartupError):
+class StoppedWhileLoading(ExitError):
+    """A signal came before the server was ready; nothing was in flight."""
+
+    exit_status = 0
+
+
+class ConfigError(ExitError):
     """A configuration value breaks a rule; the message names file, key, value and rule."""
 
     exit_status = 2
 
 
-class ModelError(StartupError):
+class ModelError(ExitError):
     """A model cannot be loaded; the message names the file and the tensor or field."""
 
     exit_status = 3
 
 
-class ListenError(StartupError):
+class ListenError(ExitError):
     """An address cannot be listened on."""
 
     exit_status = 4
+
+
+class EngineDied(ExitError):
+    """A step of the engine failed; the log has the traceback, and a supervisor should start a new process."""
+
+    exit_status = 70  # EX_SOFTWARE of sysexits.h

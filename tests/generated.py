@@ -1,0 +1,63 @@
+"""What is written from the code: the table of keys in README.md and docs/runtime.schema.json. ``make generate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tlserve.config import json_schema
+
+ROOT = Path(__file__).parents[1]
+SCHEMA_FILE = ROOT / "docs" / "runtime.schema.json"
+README = ROOT / "README.md"
+_BEGIN, _END = "<!-- keys: make generate -->\n", "<!-- end of keys -->\n"
+
+
+def schema_text() -> str:
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def readme_text(current: str) -> str:
+    """``current`` with its table of keys made new."""
+    head, rest = current.split(_BEGIN)
+    return head + _BEGIN + keys_table() + _END + rest.split(_END)[1]
+
+
+def keys_table() -> str:
+    lines = ["| key | values | default | |", "|---|---|---|---|"]
+    for name, schema in _rows(json_schema()["properties"]["engine"]["properties"]):
+        default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+        lines.append(f"| `{name}` | {_values(schema)} | {default} | {schema['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(properties: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, schema in properties.items():
+        if "properties" in schema:
+            yield from _rows(schema["properties"], f"{name}.")
+        else:
+            yield prefix + name, schema
+
+
+def _values(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in schema["enum"])
+    if "anyOf" in schema:
+        return next(_values(option) for option in schema["anyOf"] if option != {"type": "null"})
+    text = {"array": "list of strings", "string": "string", "integer": "integer"}[schema["type"]]
+    if "minimum" in schema and "maximum" in schema:
+        text += f" {schema['minimum']} to {schema['maximum']}"
+    elif "minimum" in schema:
+        text += f", {schema['minimum']} or more"
+    return text + (f", multiple of {schema['multipleOf']}" if "multipleOf" in schema else "")
+
+
+def main() -> None:
+    SCHEMA_FILE.write_text(schema_text())
+    README.write_text(readme_text(README.read_text()))
+
+
+if __name__ == "__main__":
+    main()

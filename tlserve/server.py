@@ -1,0 +1,279 @@
+"""The composition root: binds, loads, warms up, serves, drains. Everything that lives is started here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+
+import trio
+
+from tlserve.config import ServeConfig, parse_listen
+from tlserve.engine.loop import EngineLoop
+from tlserve.errors import ConfigError, EngineDied, ListenError, ModelLoading, StoppedWhileLoading
+from tlserve.health import Health, Phase
+from tlserve.http.access import RequestRecord
+from tlserve.http.limits import Limits
+from tlserve.http.messages import Reply, Request
+from tlserve.http.router import Router
+from tlserve.http.serve import HttpServer
+from tlserve.loading import Loaded, load
+from tlserve.log import LOGGER
+from tlserve.metrics import Metrics
+from tlserve.openai.app import add_routes
+from tlserve.openai.errors import ERRORS
+
+Address = tuple[str, int]
+Progress = Callable[[str], None]  # called with one line at each stage of a start, from any thread
+OnReady = Callable[["Server"], None]
+
+# Seconds for answers to take the error that ends them when the time to drain is over, and for replies to
+# reach their clients after the engine has died.
+CUT_TIMEOUT = 5.0
+FAREWELL_TIMEOUT = 2.0
+# Seconds a thread may hold the interpreter while another waits for it. Python's default of 5 ms would be
+# several steps of a small model; below 0.5 ms the switching itself shows in the token rate.
+SWITCH_INTERVAL = 0.0005
+
+
+class Server:
+    """A running server, as ``serve`` gives it."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.http_addr: Address = ("", 0)
+        self.health_addr: Address = ("", 0)
+        self._health = Health()
+        self._drain_requested = trio.Event()
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client takes as its base_url."""
+        host, port = self.http_addr
+        scheme = "https" if self.config.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+    @property
+    def phase(self) -> Phase:
+        return self._health.phase
+
+    def drain(self) -> None:
+        """Stop taking requests; those in flight finish. Synchronous and idempotent."""
+        if self._health.phase is Phase.READY:
+            self._health.phase = Phase.DRAINING
+        self._drain_requested.set()
+
+    async def wait_drain(self) -> None:
+        """Return when a drain has been asked for."""
+        await self._drain_requested.wait()
+
+
+@asynccontextmanager
+async def serve(config: ServeConfig, *, progress: Progress = lambda line: None) -> AsyncIterator[Server]:
+    """Run a server for the length of a block, which is entered when the server is ready.
+
+    Resource handling: leaving the block drains; no task, thread, socket or signal handler is left.
+    Error handling: raises ConfigError, ModelError or ListenError when it cannot start, EngineDied when a step
+    failed. An exception of the block aborts what is in flight and is raised as it is.
+    Cancellation handling: aborts what is in flight.
+    """
+    with _unwrapped(), _switch_interval():
+        async with trio.open_nursery() as nursery:
+            server: Server = await nursery.start(_run, Server(config), progress)
+            yield server
+            server.drain()
+
+
+async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStatus[Server]) -> None:
+    """The whole life of a server; reports itself started once it is ready."""
+    config, health = server.config, server._health
+    api = _Api(health)
+    health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
+    api_server = HttpServer(api, ERRORS, _limits(config), name="api", check=api.check, on_finish=_log_request)
+    with ExitStack() as resources:
+        async with trio.open_nursery() as nursery:
+            tls = _tls_context(config)
+            server.health_addr = await _listen(nursery, health_server, config.health_listen, "health_listen")
+            server.http_addr = await _listen(nursery, api_server, config.http_listen, "http_listen", tls)
+            if config.handle_signals:
+                await nursery.start(_handle_signals, server)
+            loaded = await _load(server, progress)
+            resources.callback(loaded.close)
+            loop = EngineLoop(
+                loaded.engine, queue_deadline=config.queue_deadline_ms / 1000, step_delay=config.step_delay
+            )
+            nursery.start_soon(_run_engine, loop, health)
+            health.metrics = Metrics(loop.stats)
+            add_routes(api.router, loaded.service(loop))
+            health.phase = Phase.READY
+            task_status.started(server)
+            await server.wait_drain()
+            health.phase = Phase.DRAINING
+            await _drain(api_server, deadline=trio.current_time() + config.drain_timeout_ms / 1000)
+            nursery.cancel_scope.cancel()
+
+
+class _Api:
+    """The handler of the API port: its health routes at once, the others when the model is there."""
+
+    def __init__(self, health: Health) -> None:
+        self.router = Router()
+        self._health = health
+        health.add_health_routes(self.router)
+
+    def check(self, request: Request) -> None:
+        """What can be refused before the body has come."""
+        if self._health.phase is Phase.LOADING and request.path.startswith("/v1/"):
+            raise ModelLoading("the model is being loaded")
+        self.router.check(request)
+
+    async def __call__(self, request: Request, reply: Reply) -> None:
+        await self.router(request, reply)
+
+
+async def _listen(
+    nursery: trio.Nursery, http: HttpServer, listen: str, key: str, tls: ssl.SSLContext | None = None
+) -> Address:
+    """Serve ``http`` on the address of a configuration key; the address says which port it got."""
+    host, port = parse_listen(listen, key)
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise ListenError(f"{key} = {listen!r}: {error.strerror or error}") from None
+    name = listeners[0].socket.getsockname()
+    await nursery.start(http.serve, [trio.SSLListener(item, tls) for item in listeners] if tls else listeners)
+    return name[0], name[1]
+
+
+async def _load(server: Server, progress: Progress) -> Loaded:
+    """Load the model in a thread, unless a request to drain comes first."""
+    result: Loaded | None = None
+
+    def report(line: str) -> None:
+        trio.from_thread.check_cancelled()
+        progress(line)
+
+    async def load_model() -> None:
+        nonlocal result
+        result = await trio.to_thread.run_sync(load, server.config, report, abandon_on_cancel=True)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load_model)
+        await server.wait_drain()
+        nursery.cancel_scope.cancel()
+    if result is None:
+        raise StoppedWhileLoading("stopped while the model was being loaded")
+    return result
+
+
+async def _run_engine(loop: EngineLoop, health: Health) -> None:
+    """A step that failed has ended every request with an error; the replies get a moment, then the server ends."""
+    try:
+        await loop.run()
+    except Exception as error:
+        health.phase = Phase.FAILED
+        LOGGER.critical("a step of the engine failed", exc_info=True)
+        await trio.sleep(FAREWELL_TIMEOUT)
+        raise EngineDied("a step of the engine failed; the log has the traceback") from error
+
+
+async def _drain(http: HttpServer, *, deadline: float) -> None:
+    """Let what is in flight finish; what has not by the deadline ends with an error."""
+    http.drain()
+    with trio.move_on_at(deadline):
+        await http.ended.wait()
+        return
+    LOGGER.warning("the time to drain is over", extra={"connections": http.num_connections})
+    http.cut()
+    with trio.move_on_after(CUT_TIMEOUT):
+        await http.ended.wait()
+
+
+async def _handle_signals(server: Server, *, task_status: trio.TaskStatus[None]) -> None:
+    """The first SIGTERM or SIGINT drains; the second ends the process at once, whatever it is doing."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            if server._drain_requested.is_set():
+                os._exit(128 + number)
+            LOGGER.info("draining", extra={"signal": signal.Signals(number).name})
+            server.drain()
+
+
+def _log_request(record: RequestRecord) -> None:
+    fields = {
+        "id": record.request_id,
+        "method": record.method,
+        "route": record.route,
+        "status": record.status,
+        "outcome": record.outcome.value,
+        "seconds": record.duration,
+    }
+    LOGGER.info("request", extra=fields | {key: value for key, value in record.notes.items() if key != "route"})
+
+
+def _limits(config: ServeConfig) -> Limits:
+    return Limits(
+        max_body_bytes=config.max_body_bytes,
+        header_timeout=config.header_timeout_ms / 1000,
+        body_timeout=config.body_timeout_ms / 1000,
+        idle_timeout=config.idle_timeout_ms / 1000,
+        write_timeout=config.write_timeout_ms / 1000,
+        max_connections=config.max_connections,
+    )
+
+
+def _tls_context(config: ServeConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and up
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"tls_cert = {str(config.tls_cert)!r}, tls_key: {error}") from None
+    return context
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """An exception that comes alone is raised as itself, not as a group of one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__
+
+
+@contextmanager
+def _switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_INTERVAL))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run(
+    config: ServeConfig, *, progress: Progress = lambda line: None, on_ready: OnReady = lambda server: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, drain, return: what the command does.
+
+    Raises ExitError when the server cannot start or go on.
+    """
+
+    async def main() -> None:
+        async with serve(replace(config, handle_signals=True), progress=progress) as server:
+            on_ready(server)
+            await server.wait_drain()
+
+    trio.run(main)
