@@ -231,7 +231,7 @@ async def test_drain_finishes_in_flight_and_refuses_new() -> None:
             server.drain()
             assert (await get(server.health_addr, "/readyz")).status == 503
             assert (await get(server.health_addr, "/healthz")).status == 200
-            with pytest.raises(OSError, match=r"refused|failed to connect"):
+            with pytest.raises(OSError, match="all attempts to connect"):
                 await get(server.http_addr, "/v1/models")
             events = [event async for event in client.events()]
     assert events[-1] == DONE

@@ -38,6 +38,7 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
         self._refusal: ApiError | None = None
+        self.ended = trio.Event()  # set when ``serve`` returns
 
     def __repr__(self) -> str:
         state = "serving" if self._refusal is None else "draining"
@@ -60,11 +61,14 @@ class HttpServer:
         when the process is out of file descriptors; other errors of a listener are raised.
         Cancellation handling: closes everything at once, in-flight requests included.
         """
-        async with trio.open_nursery() as nursery:
-            with self._accepting:
-                await trio.serve_listeners(
-                    self._serve_stream, list(listeners), handler_nursery=nursery, task_status=task_status
-                )
+        try:
+            async with trio.open_nursery() as nursery:
+                with self._accepting:
+                    await trio.serve_listeners(
+                        self._serve_stream, list(listeners), handler_nursery=nursery, task_status=task_status
+                    )
+        finally:
+            self.ended.set()
 
     def drain(self) -> None:
         """Closes listeners and idle connections, lets answers under way finish, refuses later requests.
