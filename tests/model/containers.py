@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-DTYPES = {"float32": "F32", "float16": "F16", "uint16": "BF16"}  # bfloat16 travels as its bits
+DTYPES = {"float32": "F32", "float16": "F16"}
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, NDArray[np.generic]]) -> None:
@@ -27,11 +27,6 @@ def safetensors_bytes(header: object, data: bytes = b"", *, length: int | None =
     """A file with this header, well-formed or not; `length` lies about the header's."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Float32 cut down to bfloat16, towards zero."""
-    return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def gguf_string(text: str | bytes, *, length: int | None = None) -> bytes:

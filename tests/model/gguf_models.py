@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -24,9 +25,9 @@ _SCALE_BYTES = {  # where the float16 scales of each block are
 }  # fmt: skip
 
 
-def wide_config(architecture: str = "llama", **changes: object) -> ModelConfig:
+def wide_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
     """A model just wide enough that its rows are whole K-quant blocks."""
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": 257,
         "hidden_size": 256,
@@ -47,7 +48,7 @@ def wide_config(architecture: str = "llama", **changes: object) -> ModelConfig:
         "eos_token_ids": frozenset({256}),
         "bos_token_id": None,
     }
-    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+    return ModelConfig(**(values | changes))
 
 
 def random_weights(config: ModelConfig, seed: int) -> dict[str, Floats]:
@@ -76,11 +77,17 @@ def random_blocks(rng: np.random.Generator, format: Format, num_rows: int, colum
 
 
 def write_gguf_model(
-    path: Path, config: ModelConfig, weights: Mapping[str, Floats], format: Format = Format.F32, *, seed: int = 0
+    path: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Floats],
+    format: Format = Format.F32,
+    *,
+    seed: int = 0,
+    alter: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> dict[str, Floats]:
     """Write the model with its matrices in `format`; gives the weights the file then holds, by canonical name.
 
-    K-quants get random blocks in place of the given matrices.
+    K-quants get random blocks in place of the given matrices. `alter` may add to the file or spoil its fields.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, config.architecture)
@@ -99,6 +106,7 @@ def write_gguf_model(
             data = gguf.quants.quantize(stored, number)
         writer.add_tensor(gguf_name(name), data, raw_dtype=number)
         held[name] = gguf.quants.dequantize(data, number)[order]
+    alter(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

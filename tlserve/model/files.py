@@ -20,7 +20,7 @@ def map_file(path: Path) -> mmap.mmap:
 
     The mapping lives as long as any array made from it.
     """
-    _check_regular(path)
+    _regular_size(path)
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -30,15 +30,13 @@ def map_file(path: Path) -> mmap.mmap:
 
 def read_bytes(path: Path, *, limit: int) -> bytes:
     """The contents of a file of at most `limit` bytes."""
-    _check_regular(path)
+    if _regular_size(path) > limit:
+        raise ModelError(f"{path}: the file is larger than {limit} bytes, the most that is read of its kind")
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            return file.read(limit)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {_reason(error)}") from error
-    if len(data) > limit:
-        raise ModelError(f"{path}: the file is larger than {limit} bytes, the most that is read of its kind")
-    return data
 
 
 def read_text(path: Path) -> str:
@@ -84,14 +82,15 @@ def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
     return result
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse what could block or never end when it is read: pipes, devices, directories."""
+def _regular_size(path: Path) -> int:
+    """The size of a file; refuses what could block or never end when it is read: pipes, devices, directories."""
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a NUL in a name that came from a file
         raise ModelError(f"{path}: cannot be opened: {_reason(error)}") from error
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path}: not a regular file")
+    return status.st_size
 
 
 def _reason(error: Exception) -> str:

@@ -112,12 +112,16 @@ def rope_from_hf(fields: Fields, max_position_embeddings: int) -> tuple[float, R
     both, rope_scaling is the one that counts, and a theta inside it wins over the one outside.
     """
     section = fields.section("rope_scaling") or fields.section("rope_parameters")
+    for owner in (fields, section or fields):
+        if owner.number("partial_rotary_factor", default=1.0) != 1:
+            raise owner.fault("partial_rotary_factor", "other than 1 is not supported")
     if section is None:
         return fields.number("rope_theta", default=10000.0), None
-    theta = section.number("rope_theta") if section.has("rope_theta") else fields.number("rope_theta", default=10000.0)
-    for owner in (section, fields):
-        if owner.has("partial_rotary_factor") and owner.number("partial_rotary_factor") != 1:
-            raise owner.fault("partial_rotary_factor", "other than 1 is not supported")
+    for key, value in section.values.items():
+        if isinstance(value, dict):
+            raise section.fault(key, "as settings of one kind of layer is not supported")
+    owner = section if section.has("rope_theta") else fields
+    theta = owner.number("rope_theta", default=10000.0)
     return theta, _hf_scaling(section, fields, theta, max_position_embeddings)
 
 
