@@ -8,7 +8,7 @@ from tlserve.http.router import Router
 from tlserve.openai.chat import chat_completions
 from tlserve.openai.completions import completions
 from tlserve.openai.embeddings import embeddings
-from tlserve.openai.models import get_model, health, list_models
+from tlserve.openai.models import get_model, list_models
 from tlserve.openai.service import Service
 from tlserve.openai.tokenize import detokenize, tokenize
 
@@ -20,8 +20,6 @@ ROUTES = (
     ("POST", "/v1/detokenize", detokenize),
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{id:path}", get_model),
-    ("GET", "/healthz", health),
-    ("GET", "/health", health),
 )
 
 

@@ -14,6 +14,7 @@ from tlserve.engine.request import GenRequest, PooledOut
 from tlserve.errors import ContextLengthExceeded, Overloaded, UnsupportedParameter
 from tlserve.http.messages import Reply, Request, Response
 from tlserve.openai import prepare, schema
+from tlserve.openai.body import shown
 from tlserve.openai.parse import EmbeddingSpec, parse_embeddings
 from tlserve.openai.service import Service, read_priority, refuse_kv_handle
 
@@ -30,7 +31,8 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     service.check_model(spec.model)
     if spec.dimensions not in (None, service.hidden_size):
         raise UnsupportedParameter(
-            f"dimensions other than {service.hidden_size} is not supported, got {spec.dimensions}", param="dimensions"
+            f"dimensions other than {service.hidden_size} is not supported, got {shown(spec.dimensions)}",
+            param="dimensions",
         )
     requests = await service.off_loop(lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body))
     data: list[schema.Embedding] = []

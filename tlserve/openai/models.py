@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/models/{id}, and the health of the API port."""
+"""GET /v1/models and /v1/models/{id}."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ async def list_models(service: Service, request: Request, reply: Reply) -> None:
 async def get_model(service: Service, request: Request, reply: Reply) -> None:
     service.check_model(request.path_params["id"])
     await reply.send(Response(200, msgspec.json.encode(_card(service))))
-
-
-async def health(service: Service, request: Request, reply: Reply) -> None:
-    """200 while the process lives; whether it should get traffic is /readyz's to say."""
-    await reply.send(Response(200, msgspec.json.encode(schema.Health())))
 
 
 def _card(service: Service) -> schema.ModelCard:

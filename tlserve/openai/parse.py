@@ -107,7 +107,9 @@ def parse_completion(raw: bytes) -> CompletionSpec:
     if request.echo:
         raise UnsupportedParameter("echo is not supported", param="echo")
     if request.best_of is not None and request.best_of > 1:
-        raise UnsupportedParameter(f"best_of above 1 is not supported, got {request.best_of}", param="best_of")
+        raise UnsupportedParameter(
+            f"best_of above 1 is not supported, got {body.shown(request.best_of)}", param="best_of"
+        )
     if request.suffix:
         raise UnsupportedParameter("suffix is not supported", param="suffix")
     gen = _generation(

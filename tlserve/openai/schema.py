@@ -50,6 +50,10 @@ class ToolCall(Struct):
     type: Annotated[Literal["function"], Meta(description='"function"')] = "function"
 
 
+ToolCalls = Annotated[
+    list[Annotated[ToolCall, Meta(description="an object")]],
+    Meta(description="a list of tool calls"),
+]
 Role = Annotated[
     Literal["system", "developer", "user", "assistant", "tool"],
     Meta(description="one of system, developer, user, assistant, tool"),
@@ -299,7 +303,3 @@ class ModelCard(Struct, kw_only=True):
 class ModelList(Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-class Health(Struct):
-    status: Literal["ok"] = "ok"
