@@ -117,7 +117,7 @@ SCRIPTS: dict[str, tuple[Any, dict[str, object]]] = {
     "held back, then eos": (fixed(b"sky?", EOS), {"stop": ["?!"]}),
     "stop id": (fixed(b"hello"), {"stop_token_ids": [ord("l")]}),
     "half a character": (fixed("a😀".encode()[:3], EOS), {}),
-    "invalid bytes": (fixed(b"\xff\xc0a\x80", EOS), {}),
+    "invalid bytes": (fixed(b"\xfe\xc0a\x80", EOS), {}),
     "characters in pieces": (fixed("a😀ď漢👨‍👩‍👧é".encode(), EOS), {"max_tokens": 50}),
     "line ends of all kinds": (fixed("a\n\r\x85\u2028\u2029\0b".encode(), EOS), {}),
 }
