@@ -80,7 +80,8 @@ class Engine:
     def num_free_places(self) -> int:
         """Requests that may be added now and will run or wait within ``max_waiting``; may be negative."""
         scheduler = self._scheduler
-        will_run = 0 if scheduler.is_short_of_blocks else scheduler.max_running - len(scheduler.running)
+        is_stuck = scheduler.is_short_of_blocks and scheduler.waiting
+        will_run = 0 if is_stuck else scheduler.max_running - len(scheduler.running)
         return self.max_waiting - len(scheduler.waiting) + will_run
 
     @property

@@ -144,6 +144,7 @@ class EngineLoop:
                     await self._rest()
                     continue
                 outputs = await self._step()
+                self._note_boundary()
                 self._deliver(outputs)  # readers run while the next step computes
                 if self._step_delay:
                     await trio.sleep(self._step_delay)
@@ -177,7 +178,7 @@ class EngineLoop:
         if len(requests) > most:
             raise InvalidRequest(f"at most {most} prompts can be served at once, got {len(requests)}")
         if len(self._inbox) + len(requests) > self._num_free_places:
-            raise Overloaded(f"{self._stats.num_waiting + len(self._inbox)} requests are waiting already")
+            raise Overloaded(f"{self.num_in_flight} requests are running or waiting, no more are taken now")
         for request in requests:
             self._engine.check(request)
         generation = Generation(requests, trio.current_time() + self._queue_deadline)

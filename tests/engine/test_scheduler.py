@@ -1,0 +1,133 @@
+"""Who runs when, seen through the batches that the model gets."""
+
+from __future__ import annotations
+
+from tests.engine.harness import Driver, greedy
+from tests.fakes import ScriptedModel
+from tlserve.model.batch import Batch
+
+
+def rows_per_slot(batch: Batch) -> dict[int, int]:
+    slots = batch.request_rows.tolist()
+    return {slot: slots.count(slot) for slot in dict.fromkeys(slots)}
+
+
+def test_one_step_mixes_prompts_and_single_tokens() -> None:
+    driver = Driver(ScriptedModel(), prefill_chunk=8)
+    driver.add(greedy([1, 2, 3]))
+    driver.step()
+    driver.add(greedy(list(range(12))))
+    driver.step()
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 8}
+    driver.step()
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 4}
+    driver.run()
+    driver.check_outputs()
+
+
+def test_a_stream_gets_a_token_in_every_step_while_a_long_prompt_is_read() -> None:
+    driver = Driver(ScriptedModel(), prefill_chunk=8, max_batch_tokens=10)
+    stream = driver.add(greedy([1, 2], 30))
+    driver.step()
+    driver.add(greedy([3] * 60))
+    for expected in range(2, 10):
+        driver.step()
+        assert len(driver.drawn[stream]) == expected
+
+
+def test_a_whole_prompt_in_one_step_leaves_room_for_every_stream() -> None:
+    """prefill_chunk = 0 reads as much of a prompt as the budget has left after all who are one token short."""
+    driver = Driver(ScriptedModel(), prefill_chunk=0, max_batch_tokens=16)
+    driver.add(greedy([1, 2], 30, priority=-5))
+    driver.step()
+    driver.add(greedy([3] * 40, priority=5))
+    driver.step()
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 15}
+
+
+def test_the_budget_bounds_every_step() -> None:
+    driver = Driver(ScriptedModel(), max_batch_tokens=7)
+    for prompt in ([1] * 20, [2] * 9, [3] * 3):
+        driver.add(greedy(prompt))
+    driver.run()
+    assert max(len(batch.token_ids) for batch in driver.model.batches) == 7
+    driver.check_outputs()
+
+
+def test_a_budget_smaller_than_the_running_cap_stalls_nobody() -> None:
+    driver = Driver(ScriptedModel(), max_num_seqs=8, max_batch_tokens=3)
+    ids = [driver.add(greedy([token, 1], 6)) for token in range(6)]
+    driver.run()
+    assert all(len(driver.drawn[i]) == 6 for i in ids)
+    assert all(len(rows_per_slot(batch)) <= 3 for batch in driver.model.batches)
+
+
+def test_waiting_requests_run_by_priority_then_by_arrival() -> None:
+    driver = Driver(ScriptedModel(), max_num_seqs=1)
+    ids = [driver.add(greedy([1, 2], 1, priority=priority)) for priority in (0, 5, 0, 5, -1)]
+    order = []
+    while driver.engine.has_work():
+        order += [output.id for output in driver.step()]
+    assert order == [ids[1], ids[3], ids[0], ids[2], ids[4]]
+
+
+def test_who_comes_later_does_not_overtake_a_request_that_waits_for_blocks() -> None:
+    driver = Driver(ScriptedModel(num_blocks=8), max_num_seqs=8)
+    driver.add(greedy([1] * 20, 4))  # five of eight blocks
+    driver.step()
+    large, small = driver.add(greedy([2] * 16, 2)), driver.add(greedy([3], 2))
+    driver.step()
+    assert not driver.engine.has_started(large)
+    assert not driver.engine.has_started(small)
+    driver.run()
+    driver.check_outputs()
+
+
+def test_the_least_urgent_request_is_preempted_and_loses_nothing() -> None:
+    driver = Driver(ScriptedModel(num_blocks=8), prefix_cache="off")
+    ids = [driver.add(greedy([token] * 8, 16, priority=priority)) for token, priority in ((1, 0), (2, 5), (3, 0))]
+    driver.run()
+    assert driver.engine.stats().num_preemptions > 0
+    assert [len(driver.drawn[i]) for i in ids] == [16, 16, 16]
+    driver.check_outputs()
+
+
+def test_the_most_urgent_request_is_never_preempted() -> None:
+    driver = Driver(ScriptedModel(num_blocks=7), prefix_cache="off")
+    urgent = driver.add(greedy([1] * 8, 16, priority=9))
+    driver.add(greedy([2] * 8, 16))
+    for expected in range(1, 17):
+        driver.step()
+        assert len(driver.drawn[urgent]) == expected
+    assert driver.engine.stats().num_preemptions > 0
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    driver = Driver(ScriptedModel(num_blocks=5), prefix_cache="off")
+    driver.add(greedy([1] * 7, 9))
+    driver.add(greedy([2] * 7, 9))
+    waiting = driver.add(greedy([3], 1))
+    for _ in range(3):
+        driver.step()
+    assert driver.engine.stats().num_preemptions == 1
+    assert not driver.engine.has_started(waiting)
+    assert driver.engine.num_free_places == driver.engine.max_waiting - 2
+    driver.run()
+    driver.check_outputs()
+
+
+def test_a_pool_one_block_larger_than_the_longest_request_finishes_any_mix() -> None:
+    longest = 24
+    driver = Driver(ScriptedModel(num_blocks=longest // 4 + 1), prefix_cache="radix", prefill_chunk=3)
+    for length in range(1, 20):
+        driver.add(greedy([length % 16] * length, longest - length, priority=length % 3))
+    driver.run()
+    driver.check_outputs()
+    assert driver.engine.stats().num_blocks_used == 0
+
+
+def test_a_finished_request_gives_its_blocks_back_in_the_same_step() -> None:
+    driver = Driver(ScriptedModel())
+    driver.add(greedy([1, 2, 3], 1))
+    driver.step()
+    assert driver.engine.stats().num_blocks_free == driver.model.num_blocks
