@@ -1,0 +1,139 @@
+"""``trio-tlserve load``: how fast any OpenAI-compatible server answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import trio
+
+from tlserve.cli import plot
+from tlserve.cli.load_prompts import Prompts
+from tlserve.cli.load_report import summarise, table
+from tlserve.cli.load_run import Plan, probe, run_load
+from tlserve.cli.load_target import Answer, Target, TargetError, find_model
+from tlserve.cli.progress import Progress
+from tlserve.http.client import Origin
+
+DESCRIPTION = """Stream answers from an OpenAI-compatible server and report tokens/s, time to first token, time
+between tokens and errors. Prompts are random words, no two alike, so prefix caches do not help."""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    plot.check_option(parser, arguments)
+    origin = _origin(parser, arguments)
+    plan = _plan(arguments)
+    answers: list[Answer] = []
+    try:
+        target = trio.run(_measure, arguments, origin, plan, answers)
+    except TargetError as error:
+        print(f"trio-tlserve load: {error}", file=sys.stderr)
+        return 1
+    summary = {"base_url": arguments.base_url, "model": target.model, **_settings(arguments), **summarise(answers)}
+    print(json.dumps(summary, indent=2) if arguments.json else table(summary))
+    if arguments.plot is not None:
+        plot.plot_load(arguments.plot, answers)
+    return 0 if summary["num_complete"] else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trio-tlserve load", description=DESCRIPTION)
+    parser.add_argument("--base-url", required=True, metavar="URL", help="as clients have it: http://HOST:PORT/v1")
+    parser.add_argument("--model", help="default: the first of /v1/models")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="closed loop: N in flight")
+    pace.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R requests/s, Poisson arrivals")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--requests", type=_positive, metavar="N", help="send N requests; default: 32")
+    amount.add_argument("--duration", type=_positive_float, metavar="S", help="send requests for S seconds")
+    parser.add_argument("--prompt-tokens", type=_positive, default=128, metavar="N", help="tokens a prompt, about")
+    parser.add_argument("--shared-prefix", type=_natural, default=0, metavar="N", help="first N tokens alike in all")
+    parser.add_argument("--max-tokens", type=_positive, default=128, metavar="N", help="tokens an answer, exactly")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; the same seed sends the same")
+    parser.add_argument("--timeout", type=_positive_float, default=600.0, metavar="S", help="seconds for one answer")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    plot.add_option(parser)
+    return parser
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, int(text))
+
+
+def _natural(text: str) -> int:
+    return _at_least(0, int(text))
+
+
+def _at_least(least: int, value: int) -> int:
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be {least} or more, got {value}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def _origin(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Origin:
+    try:
+        origin = Origin.parse(arguments.base_url)
+    except ValueError as error:
+        parser.error(f"--base-url: {error}")
+    return origin if origin.path else replace(origin, path="/v1")
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    counts_requests = arguments.requests is not None or arguments.duration is None
+    return Plan(
+        max_tokens=arguments.max_tokens,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        num_requests=(arguments.requests or 32) if counts_requests else None,
+        duration=arguments.duration,
+        seed=arguments.seed,
+    )
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, object]:
+    """What the figures depend on, for the report."""
+    pace = {"concurrency": arguments.concurrency} if arguments.rate is None else {"rate": arguments.rate}
+    names = ("endpoint", "max_tokens", "shared_prefix", "temperature", "seed")
+    return pace | {name: getattr(arguments, name) for name in names}
+
+
+async def _measure(arguments: argparse.Namespace, origin: Origin, plan: Plan, answers: list[Answer]) -> Target:
+    headers = (("Authorization", f"Bearer {arguments.api_key}"),) if arguments.api_key else ()
+    target = Target(
+        origin=origin,
+        endpoint=arguments.endpoint,
+        model=arguments.model or await find_model(origin, headers),
+        temperature=arguments.temperature,
+        headers=headers,
+        timeout=arguments.timeout,
+    )
+    cost = await probe(target)
+    num_shared_words = round(arguments.shared_prefix / cost.tokens_per_word)
+    prompts = Prompts(arguments.seed, cost.words_for(arguments.prompt_tokens), num_shared_words)
+    start = trio.current_time()
+    num_tokens = 0
+    with Progress("requests", plan.num_requests) as progress:
+
+        def take(answer: Answer) -> None:
+            nonlocal num_tokens
+            answers.append(answer)
+            num_tokens += answer.completion_tokens
+            progress.advance(note=f"{num_tokens / (trio.current_time() - start or 1.0):.0f} tokens/s")
+
+        await run_load(target, prompts, plan, take)
+    return target

@@ -1,0 +1,138 @@
+"""What is measured: one endpoint of an OpenAI-compatible server, and what came when of each streamed answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import trio
+
+from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
+from tlserve.http.messages import Header
+
+Endpoint = Literal["chat", "completions"]
+PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+class TargetError(Exception):
+    """The server cannot be measured at all; the message says why."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request as its client saw it. Times are of the run's own clock, in seconds."""
+
+    start: float
+    end: float = 0.0
+    events: list[float] = field(default_factory=list)  # when each event that carried text came
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    error: str | None = None  # "429", "connection", "timeout", ...; None: complete
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first text."""
+        return self.events[0] - self.start
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one event with text and the next."""
+        return [later - earlier for earlier, later in zip(self.events, self.events[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    origin: Origin
+    endpoint: Endpoint
+    model: str
+    temperature: float = 0.0
+    headers: tuple[Header, ...] = ()
+    timeout: float = 600.0  # seconds for one answer
+
+    async def ask(self, connection: ClientConnection, answer: Answer, prompt: str, max_tokens: int) -> None:
+        """Ask for exactly ``max_tokens`` tokens as a stream, and write down what came when."""
+        with trio.move_on_after(self.timeout) as deadline:
+            try:
+                await self._stream(connection, answer, self.body(prompt, max_tokens))
+            except ConnectionFailed:
+                answer.error = "connection"
+            except (ValueError, LookupError, TypeError, AttributeError):
+                answer.error = "not a chunk of this API"
+        if deadline.cancelled_caught:
+            answer.error = "timeout"
+        answer.end = trio.current_time()
+
+    def body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        asked: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": prompt}]} if self.endpoint == "chat" else {"prompt": prompt}
+        )
+        return asked | {
+            "model": self.model,
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
+            "ignore_eos": True,  # an extension that this server, llama-server and vLLM share
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    async def _stream(self, connection: ClientConnection, answer: Answer, body: dict[str, Any]) -> None:
+        path = PATHS[self.endpoint]
+        headers = (*self.headers, ("Content-Type", "application/json"))
+        status = await connection.request("POST", path, headers, json.dumps(body).encode())
+        if status != 200:
+            await connection.read_all()
+            answer.error = str(status)
+            return
+        answer.error = "cut short"  # until [DONE] says otherwise
+        async for data in sse_events(connection):
+            if data == b"[DONE]":
+                answer.error = None
+                continue
+            chunk = json.loads(data)
+            if "error" in chunk:
+                answer.error = "error event"
+                return
+            take_chunk(chunk, answer)
+
+
+def take_chunk(chunk: dict[str, Any], answer: Answer) -> None:
+    """Note when text came, and what the usage chunk counts."""
+    for choice in chunk["choices"]:
+        if choice.get("text") or choice.get("delta", {}).get("content"):
+            answer.events.append(trio.current_time())
+    usage = chunk.get("usage")
+    if usage:
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.completion_tokens = usage["completion_tokens"]
+
+
+async def sse_events(connection: ClientConnection) -> AsyncIterator[bytes]:
+    """The data of each server-sent event of a reply; comments are left out."""
+    buffer = b""
+    while piece := await connection.read():
+        *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data:"):
+                yield event[5:].lstrip(b" ")
+
+
+async def find_model(origin: Origin, headers: tuple[Header, ...] = ()) -> str:
+    """The first model that the server names. Raises TargetError."""
+    try:
+        connection = await connect(origin)
+        try:
+            status = await connection.request("GET", "/models", headers)
+            body = await connection.read_all()
+        finally:
+            await connection.aclose()
+    except ConnectionFailed as error:
+        raise TargetError(str(error)) from None
+    if status != 200:
+        raise TargetError(f"GET {origin.path}/models was answered with {status}; name the model with --model")
+    try:
+        model: str = json.loads(body)["data"][0]["id"]
+    except (ValueError, LookupError, TypeError):
+        raise TargetError(f"GET {origin.path}/models names no model; name it with --model") from None
+    return model

@@ -1,0 +1,126 @@
+"""The other side of HTTP/1.1: one connection that asks, one request at a time, and reads replies piece by piece."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import h11
+import trio
+
+from tlserve.http.limits import RECEIVE_SIZE
+from tlserve.http.messages import Header
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class ConnectionFailed(Exception):
+    """There is no connection, it broke, or what came is not HTTP. The message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a server is, and the path that its routes begin with."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str  # without a slash at its end
+
+    @classmethod
+    def parse(cls, url: str) -> Origin:
+        """Raises ValueError for anything but an http or https URL with a host."""
+        parts = urlsplit(url)
+        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http:// or https:// URL")
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        return cls(parts.hostname, port, parts.scheme == "https", parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class ClientConnection:
+    """A keep-alive connection, for one task. Every method but ``aclose`` may raise ConnectionFailed."""
+
+    def __init__(self, stream: trio.abc.Stream, origin: Origin) -> None:
+        self._stream = stream
+        self._origin = origin
+        self._h11 = h11.Connection(h11.CLIENT)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request can be sent: the last reply was read to its end and both sides keep alive."""
+        return self._h11.our_state in (h11.IDLE, h11.DONE) and self._h11.their_state in (h11.IDLE, h11.DONE)
+
+    async def request(self, method: str, path: str, headers: tuple[Header, ...] = (), body: bytes = b"") -> int:
+        """Send a request for a path below the origin's; returns the status of its reply."""
+        if self._h11.our_state is h11.DONE:
+            self._h11.start_next_cycle()
+        fields = [("Host", self._origin.authority), *headers, ("Content-Length", str(len(body)))]
+        head = h11.Request(method=method, target=self._origin.path + path, headers=fields)
+        data = [self._h11.send(event) or b"" for event in (head, h11.Data(data=body), h11.EndOfMessage())]
+        try:
+            await self._stream.send_all(b"".join(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ConnectionFailed("the server closed the connection") from None
+        while True:
+            event = self._next_event()
+            if isinstance(event, h11.Response):
+                return event.status_code
+            if event is h11.NEED_DATA:
+                await self._receive()
+
+    async def read(self) -> bytes:
+        """What has come of the body, waiting for some when there is none; b"" at its end."""
+        pieces: list[bytes] = []
+        while True:
+            event = self._next_event()
+            if isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
+            elif pieces or isinstance(event, h11.EndOfMessage) or event is h11.PAUSED:
+                return b"".join(pieces)
+            elif event is h11.NEED_DATA:
+                await self._receive()
+
+    async def read_all(self) -> bytes:
+        pieces: list[bytes] = []
+        while piece := await self.read():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def aclose(self) -> None:
+        """Close at once, whatever is in flight."""
+        await trio.aclose_forcefully(self._stream)
+
+    def _next_event(self) -> object:
+        try:
+            return self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            raise ConnectionFailed(f"the reply is not valid HTTP: {error}") from None
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.receive_some(RECEIVE_SIZE)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ConnectionFailed("the server closed the connection") from None
+        self._h11.receive_data(bytes(data))
+
+
+async def connect(origin: Origin) -> ClientConnection:
+    """Open a connection; the caller closes it. Raises ConnectionFailed."""
+    try:
+        if origin.is_tls:
+            context = ssl.create_default_context()
+            return ClientConnection(
+                await trio.open_ssl_over_tcp_stream(
+                    origin.host, origin.port, ssl_context=context, https_compatible=True
+                ),
+                origin,
+            )
+        return ClientConnection(await trio.open_tcp_stream(origin.host, origin.port), origin)
+    except OSError as error:
+        raise ConnectionFailed(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
