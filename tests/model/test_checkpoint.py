@@ -204,7 +204,7 @@ SPOILERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config with a key twice": (lambda d: (d / "config.json").write_text('{"a":1,"a":2}'), "key 'a' appears twice"),
     "config huge": (
         lambda d: make_huge(d / "config.json"),
-        r"config\.json: the file is larger than 16777216 bytes",
+        r"config\.json: the file is larger than 4194304 bytes",
     ),
     "tokenizer huge": (
         lambda d: make_huge(d / "tokenizer.json"),

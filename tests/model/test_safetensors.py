@@ -120,11 +120,11 @@ def test_a_lying_file_is_refused_with_file_and_tensor(tmp_path: Path, case: str)
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with pytest.raises(ModelError, match=f"^{re.escape(str(path))}: .*{re.escape(message)}"):
             read_safetensors(path)
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

@@ -22,7 +22,7 @@ from tlserve.model import config as model_config
 from tlserve.model import safetensors
 from tlserve.model.config import ModelConfig
 from tlserve.model.fields import Fields
-from tlserve.model.files import MAX_TOKENIZER_BYTES, read_bytes, read_json_object, read_text
+from tlserve.model.files import MAX_TOKENIZER_BYTES, read_bytes, read_json_object, read_text, shown
 from tlserve.model.gguf import GgufFile, Value, read_gguf
 from tlserve.model.layout import (
     BIGRAM_LOGITS,
@@ -132,7 +132,7 @@ def _bigram_logits(tensors: dict[str, Tensor], directory: Path) -> dict[str, Ten
         raise ModelError(f"{directory}: a bigram has one tensor, found {len(tensors)}")
     (tensor,) = tensors.values()
     if tensor.format is not Format.F32:
-        raise ModelError(f"{directory}: tensor {tensor.name!r} must be F32, got {tensor.format.name}")
+        raise ModelError(f"{directory}: tensor {shown(tensor.name)} must be F32, got {tensor.format.name}")
     return {BIGRAM_LOGITS: replace(tensor, name=BIGRAM_LOGITS)}
 
 
@@ -145,7 +145,9 @@ def _check_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, file: Pat
         _check_tensor(tensors, HEAD, (config.vocab_size, config.hidden_size), file)
         left.discard(HEAD)
     if left:
-        raise ModelError(f"{file}: tensor {min(left)!r} has no place in a {config.architecture} model of this config")
+        raise ModelError(
+            f"{file}: tensor {shown(min(left))} has no place in a {config.architecture} model of this config"
+        )
 
 
 def _check_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], file: Path) -> None:
@@ -220,7 +222,9 @@ def _canonical_tensors(named: dict[str, Tensor], config: ModelConfig, path: Path
         left.discard(stored_name)
         tensors[name] = _canonical(named[stored_name], name, config)
     if left:
-        raise ModelError(f"{path}: tensor {min(left)!r} has no place in a {config.architecture} model of this config")
+        raise ModelError(
+            f"{path}: tensor {shown(min(left))} has no place in a {config.architecture} model of this config"
+        )
     return tensors
 
 

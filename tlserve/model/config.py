@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tlserve.errors import ModelError
 from tlserve.model import rope
 from tlserve.model.fields import Fields
+from tlserve.model.files import shown
 from tlserve.model.rope import RopeScaling, YarnScaling
 
 Architecture = Literal["llama", "qwen2", "qwen3", "bigram"]
@@ -66,7 +67,7 @@ def from_hf(values: Mapping[str, object], file: Path) -> ModelConfig:
         case "llama" | "qwen2" | "qwen3" as architecture:
             return _hf_transformer(fields, architecture)
         case other:
-            raise fields.fault("model_type", f"{other!r} is not supported (llama, qwen2, qwen3, bigram)")
+            raise fields.fault("model_type", f"{shown(other)} is not supported (llama, qwen2, qwen3, bigram)")
 
 
 def _bigram(fields: Fields) -> ModelConfig:
@@ -127,16 +128,16 @@ def _hf_transformer(fields: Fields, architecture: Literal["llama", "qwen2", "qwe
 def _refuse_hf_variants(fields: Fields) -> None:
     activation = fields.text("hidden_act", default="silu")
     if activation not in ("silu", "swish"):  # two names of one function
-        raise fields.fault("hidden_act", f"{activation!r} is not supported (silu)")
+        raise fields.fault("hidden_act", f"{shown(activation)} is not supported (silu)")
     quantisation = fields.section("quantization_config")
     if quantisation is not None:
         method = quantisation.text("quant_method", default="unnamed")
-        raise fields.fault("quantization_config", f"with quant_method {method!r} is not supported")
+        raise fields.fault("quantization_config", f"with quant_method {shown(method)} is not supported")
     layers = fields.values.get("layer_types") or []
     kinds = layers if isinstance(layers, list) else [layers]
     unsupported = next((kind for kind in kinds if kind != "full_attention"), None)
     if unsupported is not None:
-        raise fields.fault("layer_types", f"{unsupported!r} is not supported (full_attention)")
+        raise fields.fault("layer_types", f"{shown(unsupported)} is not supported (full_attention)")
     if fields.flag("use_sliding_window", default=fields.values.get("model_type") == "llama"):
         _refuse_sliding_window(fields, "sliding_window", "max_position_embeddings")
 
@@ -235,7 +236,7 @@ def _gguf_architecture(general: Fields) -> Literal["llama", "qwen2", "qwen3"]:
         case "llama" | "qwen2" | "qwen3" as architecture:
             return architecture
         case other:
-            raise general.fault("general.architecture", f"{other!r} is not supported (llama, qwen2, qwen3)")
+            raise general.fault("general.architecture", f"{shown(other)} is not supported (llama, qwen2, qwen3)")
 
 
 def _refuse_gguf_variants(fields: Fields) -> None:

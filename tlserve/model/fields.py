@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,9 @@ from tlserve.errors import ModelError
 from tlserve.model.files import shown
 
 MAX_INTEGER = 2**31 - 1  # above any real dimension, and what the kernels' indices can hold
+# Published settings lie between 1e-12 (a norm's epsilon) and 1e9 (a rotary base); within these bounds products of
+# two stay finite in float32.
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,11 @@ class Fields:
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
-        """A finite number above zero: every real-valued setting of these models is one."""
+        """A number above zero: every real-valued setting of these models is one."""
         value = self._present(key, default)
-        try:
-            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-        except OverflowError:
-            number = math.inf
-        if not (math.isfinite(number) and number > 0):
-            raise self.fault(key, f"must be a finite number above 0, got {shown(value)}")
-        return number
+        if isinstance(value, int | float) and not isinstance(value, bool) and MIN_NUMBER <= value <= MAX_NUMBER:
+            return float(value)
+        raise self.fault(key, f"must be a number from {MIN_NUMBER:g} to {MAX_NUMBER:g}, got {shown(value)}")
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._present(key, default)

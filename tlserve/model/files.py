@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import mmap
+import reprlib
 import stat
 from pathlib import Path
 
 from tlserve.errors import ModelError
 
-# Published configuration files are a few kilobytes, sharded indexes and safetensors headers of the largest
-# models a few megabytes, tokenizers up to about 35 MB. What is larger is not what its name says.
-MAX_JSON_BYTES = 16 << 20
+# Published configuration files take up to about 1 MB, sharded indexes and safetensors headers of the largest models
+# 9 MB, tokenizers 35 MB. What is larger is not what its name says.
+MAX_CONFIG_BYTES = 4 << 20
+MAX_TABLE_BYTES = 16 << 20
 MAX_TOKENIZER_BYTES = 64 << 20
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -42,14 +47,14 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
 def read_text(path: Path) -> str:
     """The contents of a small UTF-8 file."""
     try:
-        return read_bytes(path, limit=MAX_JSON_BYTES).decode()
+        return read_bytes(path, limit=MAX_CONFIG_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
-def read_json_object(path: Path) -> dict[str, object]:
-    """The JSON object in a small file."""
-    return parse_json_object(read_bytes(path, limit=MAX_JSON_BYTES), path, "the file")
+def read_json_object(path: Path, *, limit: int = MAX_CONFIG_BYTES) -> dict[str, object]:
+    """The JSON object in a file of at most `limit` bytes."""
+    return parse_json_object(read_bytes(path, limit=limit), path, "the file")
 
 
 def parse_json_object(data: bytes, path: Path, what: str) -> dict[str, object]:
@@ -66,9 +71,8 @@ def parse_json_object(data: bytes, path: Path, what: str) -> dict[str, object]:
 
 
 def shown(value: object) -> str:
-    """A value from a file as it is quoted in a message: never long, whatever the file holds."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """A value from a file as it is quoted in a message: one short printable line, whatever the file holds."""
+    return _SHORT.repr(value)
 
 
 def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -54,10 +54,12 @@ _OTHER_FORMATS = {
     29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 
-# The largest published models have under 100 fields, about 3,000 tensors and 262,144 tokens with some 500,000 merges.
+# The largest published models have under 100 fields, about 3,000 tensors, and 262,144 tokens with 514,906 merges in
+# some 15 MB. These bounds keep opening any file well under a second and its memory near what the largest need.
 MAX_FIELDS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 21
+MAX_ELEMENTS = 1 << 20  # of all arrays together
+MAX_TABLE_BYTES = 1 << 26  # of all that comes before the tensors' bytes
 MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_NAME_BYTES = 64  # the format's own limit
 MAX_DIMENSIONS = 4  # the format's own limit
@@ -96,6 +98,7 @@ class _Cursor:
     data: mmap.mmap
     path: Path
     position: int = 0
+    elements_left: int = MAX_ELEMENTS
 
     def take(self, num_bytes: int, what: str) -> int:
         """Step over bytes that must exist; gives where they begin."""
@@ -103,7 +106,15 @@ class _Cursor:
         if num_bytes > len(self.data) - start:
             raise self.fault(what, f"needs {num_bytes} bytes at {start}, the file has {len(self.data)}")
         self.position = start + num_bytes
+        if self.position > MAX_TABLE_BYTES:
+            raise self.fault(what, f"ends at {self.position}; fields and tensor table take at most {MAX_TABLE_BYTES}")
         return start
+
+    def take_elements(self, count: int, what: str) -> None:
+        """Count the elements of an array against what all arrays of a file may have."""
+        if count > self.elements_left:
+            raise self.fault(what, f"has {count} elements; all arrays together may have {MAX_ELEMENTS}")
+        self.elements_left -= count
 
     def number(self, kind: Struct, what: str) -> int | float | bool:
         value: int | float | bool = kind.unpack_from(self.data, self.take(kind.size, what))[0]
@@ -182,6 +193,7 @@ def _read_value(cursor: _Cursor, what: str) -> Value:
 def _read_array(cursor: _Cursor, what: str) -> Value:
     kind = cursor.u32(what)
     count = cursor.u64(what)
+    cursor.take_elements(count, what)
     if kind == _STRING:
         return _read_strings(cursor, count, what)
     if kind == _ARRAY:
@@ -194,23 +206,21 @@ def _read_array(cursor: _Cursor, what: str) -> Value:
 
 
 def _read_strings(cursor: _Cursor, count: int, what: str) -> list[str]:
-    """An array of strings. A vocabulary has a hundred thousand of them, so this loop is what opening a file costs."""
-    data, position, size = cursor.data, cursor.position, len(cursor.data)
-    if count > MAX_STRINGS or count * _U64.size > size - position:
-        raise cursor.fault(what, f"has {count} strings; the limit is {MAX_STRINGS}, {size - position} bytes are left")
+    """An array of strings. A vocabulary has a hundred thousand of them: this loop is what opening a file costs."""
+    data, position, size = cursor.data, cursor.position, min(len(cursor.data), MAX_TABLE_BYTES)
     read_length, strings = _U64.unpack_from, []
     for index in range(count):
         start = position + 8
         if start > size:
-            raise cursor.fault(what, f"string {index} begins past the end of the file")
+            raise cursor.fault(what, f"string {index} begins past {size}, the end of what may be read")
         position = start + read_length(data, position)[0]
         if position > size:
-            raise cursor.fault(what, f"string {index} ends past the end of the file")
+            raise cursor.fault(what, f"string {index} ends past {size}, the end of what may be read")
         try:
             strings.append(data[start:position].decode())
         except UnicodeDecodeError as error:
             raise cursor.fault(what, f"string {index} is not UTF-8") from error
-    cursor.position = position
+    cursor.take(position - cursor.position, what)
     return strings
 
 

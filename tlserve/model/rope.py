@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tlserve.model.fields import Fields
+from tlserve.model.files import shown
 
 Floats = NDArray[np.float32]
 
@@ -79,8 +80,9 @@ def _llama3(frequencies: Floats, scaling: Llama3Scaling) -> Floats:
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     factor = np.float32(scaling.factor)
     wavelengths = np.float32(2 * math.pi) / frequencies
-    blend = (original / wavelengths - low) / (high - low)
-    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    with np.errstate(over="ignore", invalid="ignore"):  # far outside the band between, where it is not used
+        blend = (original / wavelengths - low) / (high - low)
+        blended = (1 - blend) * frequencies / factor + blend * frequencies
     scaled = np.where(wavelengths > original / low, frequencies / factor, blended)
     result: Floats = np.where(wavelengths < original / high, frequencies, scaled)
     return result
@@ -119,7 +121,7 @@ def rope_from_hf(fields: Fields, max_position_embeddings: int) -> tuple[float, R
         return fields.number("rope_theta", default=10000.0), None
     for key, value in section.values.items():
         if isinstance(value, dict):
-            raise section.fault(key, "as settings of one kind of layer is not supported")
+            raise section.fault("*", f"must not be settings by kind of layer, got an object under {shown(key)}")
     owner = section if section.has("rope_theta") else fields
     theta = owner.number("rope_theta", default=10000.0)
     return theta, _hf_scaling(section, fields, theta, max_position_embeddings)
@@ -139,7 +141,7 @@ def _hf_scaling(section: Fields, config: Fields, theta: float, max_position_embe
             return LinearScaling(section.number("factor"))
         case "llama3":
             low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-            if low >= high:
+            if np.float32(low) >= np.float32(high):
                 raise section.fault("high_freq_factor", f"must be above low_freq_factor {low}, got {high}")
             return Llama3Scaling(section.number("factor"), low, high, original)
         case "yarn":
@@ -152,7 +154,7 @@ def _hf_scaling(section: Fields, config: Fields, theta: float, max_position_embe
                 original_max_position_embeddings=original,
                 truncate=section.flag("truncate", default=True),
             )
-    raise section.fault(key, f"{kind!r} is not supported (default, linear, llama3, yarn)")
+    raise section.fault(key, f"{shown(kind)} is not supported (default, linear, llama3, yarn)")
 
 
 def _yarn_attention_factor(section: Fields) -> float:
@@ -181,7 +183,7 @@ def rope_from_gguf(
     kind = fields.text("rope.scaling.type", default="none")
     if pair_factors is not None:
         if kind != "none":
-            raise fields.fault("rope.scaling.type", f"{kind!r} together with a rope_freqs tensor is not supported")
+            raise fields.fault("rope.scaling.type", f"{shown(kind)} together with a rope_freqs tensor is not supported")
         return theta, PairFactors(pair_factors)
     match kind:
         case "none":
@@ -193,7 +195,7 @@ def rope_from_gguf(
         case "yarn":
             _check_yarn_theta(fields, theta)
             return theta, _gguf_yarn(fields, max_position_embeddings)
-    raise fields.fault("rope.scaling.type", f"{kind!r} is not supported (none, linear, yarn)")
+    raise fields.fault("rope.scaling.type", f"{shown(kind)} is not supported (none, linear, yarn)")
 
 
 def _gguf_yarn(fields: Fields, max_position_embeddings: int) -> YarnScaling:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tlserve.errors import ModelError
-from tlserve.model.files import MAX_JSON_BYTES, map_file, parse_json_object, read_json_object, shown
+from tlserve.model.files import MAX_TABLE_BYTES, map_file, parse_json_object, read_json_object, shown
 from tlserve.model.tensors import Format, Tensor
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -45,7 +45,7 @@ def read_directory(directory: Path) -> dict[str, Tensor]:
 
 
 def _read_sharded(index: Path) -> dict[str, Tensor]:
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index, limit=MAX_TABLE_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: weight_map must be an object that names files, got {shown(weight_map)}")
     names = {_shard_name(index, tensor, name) for tensor, name in weight_map.items()}
@@ -61,7 +61,7 @@ def _shard_name(index: Path, tensor: str, name: object) -> str:
 
     Links are followed: in a Hugging Face cache every file of a model is one.
     """
-    if isinstance(name, str) and name.endswith(".safetensors") and not set(name) & {"/", "\\", "\0"}:
+    if isinstance(name, str) and name.endswith(".safetensors") and name.isprintable() and not set(name) & set("/\\"):
         return name
     raise ModelError(
         f"{index}: weight_map of tensor {shown(tensor)} must name a .safetensors file of the same directory,"
@@ -81,10 +81,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, as views of the mapped file. Raises ModelError naming the file and the tensor."""
     data = np.frombuffer(map_file(path), np.uint8)
     length = int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < 8 or length > min(len(data) - 8, MAX_JSON_BYTES):
+    if len(data) < 8 or length > min(len(data) - 8, MAX_TABLE_BYTES):
         raise ModelError(
             f"{path}: the header is said to be {length} bytes long; the file has {len(data)},"
-            f" and the most that is read is {MAX_JSON_BYTES}"
+            f" and the most that is read is {MAX_TABLE_BYTES}"
         )
     header = parse_json_object(data[8 : 8 + length].tobytes(), path, "the header")
     header.pop("__metadata__", None)
