@@ -67,6 +67,7 @@ class ScriptedLoop:
         self.num_inside = 0  # submit blocks not left yet
         self.num_tokens = 0  # given out
         self.refusals: list[ApiError] = []  # raised by the next submissions, one each
+        self.paused = trio.Event()  # a script has come to a Pause
 
     @asynccontextmanager
     async def _submitted(self, requests: Sequence[GenRequest]) -> AsyncIterator[Outputs]:
@@ -109,6 +110,7 @@ class _Generation:
             output = next(outputs)
             if isinstance(output, Pause):
                 self._until = trio.current_time() + output.seconds
+                self._loop.paused.set()
                 continue
             if isinstance(output, Exception):
                 raise output
