@@ -11,6 +11,7 @@ from dataclasses import replace
 import trio
 
 from tlserve.cli import plot
+from tlserve.cli.engine_options import natural, positive
 from tlserve.cli.load_prompts import Prompts
 from tlserve.cli.load_report import summarise, table
 from tlserve.cli.load_run import Plan, probe, run_load
@@ -48,34 +49,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
     pace = parser.add_mutually_exclusive_group()
-    pace.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="closed loop: N in flight")
+    pace.add_argument("--concurrency", type=positive, default=1, metavar="N", help="closed loop: N in flight")
     pace.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R requests/s, Poisson arrivals")
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--requests", type=_positive, metavar="N", help="send N requests; default: 32")
+    amount.add_argument("--requests", type=positive, metavar="N", help="send N requests; default: 32")
     amount.add_argument("--duration", type=_positive_float, metavar="S", help="send requests for S seconds")
-    parser.add_argument("--prompt-tokens", type=_positive, default=128, metavar="N", help="tokens a prompt, about")
-    parser.add_argument("--shared-prefix", type=_natural, default=0, metavar="N", help="first N tokens alike in all")
-    parser.add_argument("--max-tokens", type=_positive, default=128, metavar="N", help="tokens an answer, exactly")
+    parser.add_argument("--prompt-tokens", type=positive, default=128, metavar="N", help="tokens a prompt, about")
+    parser.add_argument("--shared-prefix", type=natural, default=0, metavar="N", help="first N tokens alike in all")
+    parser.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="tokens an answer, exactly")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; the same seed sends the same")
     parser.add_argument("--timeout", type=_positive_float, default=600.0, metavar="S", help="seconds for one answer")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     plot.add_option(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, int(text))
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, int(text))
-
-
-def _at_least(least: int, value: int) -> int:
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be {least} or more, got {value}")
-    return value
 
 
 def _positive_float(text: str) -> float:
