@@ -42,8 +42,9 @@ class ScriptedModel:
         self.max_model_len = max_model_len
         self.hidden_size = hidden_size
         self.batches: list[Batch] = []  # copies of all that was computed, the first first
+        self._computed: set[bytes] = set()
         self._habit = habit
-        self._script = script
+        self.script = script
         self._salt = salt.to_bytes(8, "little")
         self._kv: NDArray[np.void] = np.zeros((num_blocks, block_size), "V8")
 
@@ -55,6 +56,7 @@ class ScriptedModel:
             before = self._kv[table].reshape(-1)[:position].tobytes()
             value = self._value(before[-8:] if before else EMPTY, int(token), int(position))
             self._kv[table[-1], position % self.block_size] = np.void(value)
+            self._computed.add(value)
             contexts.append(before + value)
         logits = [self._logits(contexts[row], int(batch.token_ids[row])) for row in batch.logits_rows]
         hidden = [self._hidden(contexts[row]) for row in batch.hidden_rows]
@@ -71,6 +73,10 @@ class ScriptedModel:
         """[len(tokens), hidden_size] the hidden state after each token, without blocks."""
         return np.array([self._hidden(self._context(tokens[: n + 1])) for n in range(len(tokens))], np.float32)
 
+    def has_computed(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of these tokens was ever computed after exactly the others."""
+        return self._context(tokens)[-8:] in self._computed
+
     def _context(self, tokens: Sequence[int]) -> bytes:
         values = [EMPTY]
         for position, token in enumerate(tokens):
@@ -83,8 +89,8 @@ class ScriptedModel:
 
     def _logits(self, context: bytes, last: int) -> NDArray[np.float32]:
         logits = self._numbers(context, self.vocab_size)
-        if self._script is not None:
-            logits[self._script.get(last, last)] += 100.0
+        if self.script is not None:
+            logits[self.script.get(last, last)] += 100.0
         logits[(last * 5 + 3) % self.vocab_size] += np.float32(self._habit)
         return logits
 
