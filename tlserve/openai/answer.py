@@ -46,9 +46,13 @@ class Head:
 class Whole:
     """One choice when it has ended."""
 
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # of its text
     tokens: list[TokenAt] = field(default_factory=list)
     finish_reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 class Form(Protocol):
@@ -100,7 +104,7 @@ class Answer:
                 index, piece = self._piece(await anext(outputs))
                 if piece is not None:
                     whole = wholes[index]
-                    whole.text += piece.text
+                    whole.pieces.append(piece.text)
                     whole.tokens += piece.tokens
                     whole.finish_reason = piece.finish_reason or ""
         await reply.send(Response(200, msgspec.json.encode(self._form.document(wholes, self._usage()))))

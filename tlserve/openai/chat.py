@@ -21,8 +21,11 @@ async def chat_completions(service: Service, request: Request, reply: Reply) -> 
     priority = read_priority(request)
     spec = await service.parse(parse_chat, request.body)
     service.check_model(spec.gen.model)
-    # Always in a thread: a template is a program, and how long it runs is not a matter of its input's length.
-    requests = await service.off_loop(lambda: prepare.chat_requests(service, spec, priority=priority))
+    requests = await service.off_loop(
+        lambda: prepare.chat_requests(service, spec, priority=priority),
+        num_bytes=len(request.body),
+        may_inline=False,  # a template is a program: a short input may take long
+    )
     form = ChatForm(
         Head.new("chatcmpl", service),
         service.tokenizer,

@@ -37,9 +37,12 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     requests = await service.off_loop(lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body))
     data: list[schema.Embedding] = []
     num_cached_tokens = 0
-    for out in await _pool(service, requests):
-        data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
-        num_cached_tokens += out.num_cached_tokens
+    size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
+    for start in range(0, len(requests), size):
+        # Refusing a later group would throw away what was computed, and the whole would be sent again.
+        for out in await _pool(service, requests[start : start + size], may_wait=start > 0):
+            data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
+            num_cached_tokens += out.num_cached_tokens
     num_tokens = sum(len(pooling.prompt) for pooling in requests)
     request.notes.update(prompt_tokens=num_tokens, cached_tokens=num_cached_tokens)
     usage = schema.Usage(
@@ -66,25 +69,18 @@ def _pooling_requests(service: Service, spec: EmbeddingSpec, priority: int) -> l
     return requests
 
 
-async def _pool(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
-    """Run pooling requests in groups, in order.
-
-    The first group is admitted like any request. Those after it wait for room in the queue: refusing them
-    would throw away what was computed, and the whole would be sent again.
-    """
-    size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
-    outs = await _pool_group(service, requests[:size])
-    for start in range(size, len(requests), size):
-        while True:
-            try:
-                outs += await _pool_group(service, requests[start : start + size])
-                break
-            except Overloaded:
-                await trio.sleep(RETRY_INTERVAL)
-    return outs
+async def _pool(service: Service, requests: Sequence[GenRequest], *, may_wait: bool) -> list[PooledOut]:
+    """The vectors of one group, in order. With ``may_wait`` a full queue is waited for, else it raises Overloaded."""
+    while True:
+        try:
+            return await _pool_now(service, requests)
+        except Overloaded:
+            if not may_wait:
+                raise
+        await trio.sleep(RETRY_INTERVAL)
 
 
-async def _pool_group(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
+async def _pool_now(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
     outs: dict[int, PooledOut] = {}
     async with service.loop.submit(requests) as outputs:
         while len(outs) < len(requests):

@@ -24,6 +24,8 @@ T = TypeVar("T")
 INLINE_BYTES = 8 * 1024
 # Beside the compute threads; more would only take turns at the interpreter lock.
 MAX_THREADS = 2
+# Bodies above this, which may keep a thread busy for seconds, wait for each other and for nobody else.
+LARGE_BYTES = 256 * 1024
 
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,3}\Z", re.ASCII)
 
@@ -54,16 +56,20 @@ class Service:
     stop_ids: frozenset[int]  # every EOS that the model's files name
     queue_capacity: int
     default_seed: int | None = None  # of requests that bring none; None = a fresh one each
-    limiter: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(MAX_THREADS))
+    _limiter: trio.CapacityLimiter = field(init=False, default_factory=lambda: trio.CapacityLimiter(MAX_THREADS))
+    _large_limiter: trio.CapacityLimiter = field(init=False, default_factory=lambda: trio.CapacityLimiter(1))
 
-    async def off_loop(self, function: Callable[[], T], *, num_bytes: int | None = None) -> T:
-        """Run pure work in a thread, or here when it is on few bytes; raises what it raises.
+    async def off_loop(self, function: Callable[[], T], *, num_bytes: int, may_inline: bool = True) -> T:
+        """Run pure work on ``num_bytes`` of input in a thread, or here when it is little; raises what it raises.
+
+        ``may_inline`` is False for work that does not follow from the length of its input.
 
         Cancellation handling: the caller ends at once; the thread's result is dropped when it comes.
         """
-        if num_bytes is not None and num_bytes <= INLINE_BYTES:
+        if may_inline and num_bytes <= INLINE_BYTES:
             return function()
-        return await trio.to_thread.run_sync(function, limiter=self.limiter, abandon_on_cancel=True)
+        limiter = self._large_limiter if num_bytes > LARGE_BYTES else self._limiter
+        return await trio.to_thread.run_sync(function, limiter=limiter, abandon_on_cancel=True)
 
     async def parse(self, parser: Callable[[bytes], T], body: bytes) -> T:
         return await self.off_loop(lambda: parser(body), num_bytes=len(body))

@@ -14,7 +14,7 @@ async def tokenize(service: Service, request: Request, reply: Reply) -> None:
     spec = await service.parse(parse_tokenize, request.body)
     service.check_model(spec.model)
     tokens = await service.off_loop(
-        lambda: _encode(service, spec), num_bytes=len(request.body) if spec.messages is None else None
+        lambda: _encode(service, spec), num_bytes=len(request.body), may_inline=spec.messages is None
     )
     document = schema.TokenizeResponse(tokens, len(tokens), service.max_model_len)
     await reply.send(Response(200, msgspec.json.encode(document)))
