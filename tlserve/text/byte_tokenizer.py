@@ -34,7 +34,7 @@ class ByteTokenizer:
         return self.encode(restored, add_special_tokens=False, limit=limit)
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < NUM_BYTES else b""
+        return bytes([token_id]) if 0 <= token_id < NUM_BYTES else b""
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")

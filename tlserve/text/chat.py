@@ -11,6 +11,7 @@ When nothing needs a mark, which is nearly always, the text is encoded as it is.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -48,7 +49,7 @@ class ChatEncoder:
             tools=None if tools is None else [marks.message(tool) for tool in tools],
         )
         if marks.plain:
-            ids = tokenizer.encode_guarded(text, marks.plain, limit=limit)
+            ids = tokenizer.encode_guarded(marks.unescaped(text), marks.plain, limit=limit)
         else:
             ids = tokenizer.encode(text, add_special_tokens=False, limit=limit)
         if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
@@ -102,6 +103,12 @@ class _Marks:
             marked["content"] = ""
         return marked
 
+    def unescaped(self, text: str) -> str:
+        """The text with each mark as itself where a template escaped it in JSON."""
+        for mark in self.plain:
+            text = text.replace(json.dumps(mark).strip('"'), mark)
+        return text
+
     def _value(self, value: object) -> object:
         if isinstance(value, str):
             return self._text(value)
@@ -120,7 +127,7 @@ class _Marks:
         for place in places:
             pieces += [text[done:place], self._mark(text[place])]
             done = place + 1
-        return self._whole("".join([*pieces, text[done:]])) if places else self._whole(text)
+        return self._whole("".join([*pieces, text[done:]]))
 
     def _whole(self, text: str) -> str:
         return self._spellings.whole.sub(lambda match: self._mark(match[0]), text)

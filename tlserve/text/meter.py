@@ -26,7 +26,7 @@ MAX_SECONDS = 0.8
 MAX_WIDTH = 10_000  # of padding, columns or decimals
 MAX_INT_BITS = 4096
 UNITS_PER_STEP = 256  # half a million steps a render
-UNITS_PER_CLOCK_READ = 64 * UNITS_PER_STEP  # reading the clock costs about as much as a step
+UNITS_PER_CLOCK_READ = 16 * UNITS_PER_STEP  # few enough for steps whose work is not weighed, such as comparisons
 
 _NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 
