@@ -13,6 +13,8 @@ from typing import Any
 import gguf as gguf_package
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.model.containers import gguf_bytes, gguf_text, write_safetensors
@@ -21,7 +23,7 @@ from tests.model.smollm2 import SMOLLM2, needs_smollm2
 from tests.reference import ReferenceModel
 from tlserve.errors import ModelError
 from tlserve.model.checkpoint import Checkpoint, fingerprint, open_checkpoint
-from tlserve.model.config import ModelConfig
+from tlserve.model.config import ModelConfig, inverse_frequencies
 from tlserve.model.layout import EMBEDDING, HEAD, interleaved_order
 from tlserve.model.quants import dequantise
 from tlserve.model.rope import Llama3Scaling, PairFactors
@@ -196,6 +198,11 @@ def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def make_unreadable(path: Path) -> None:
+    """A regular file whose first byte cannot be read, whoever asks."""
+    path.symlink_to("/proc/self/mem")
+
+
 SPOILERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config not JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json: the file is not usable JSON"),
     "config a list": (lambda d: (d / "config.json").write_text("[]"), r"config\.json: the file must be a JSON object"),
@@ -222,6 +229,10 @@ SPOILERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "generation config not JSON": (
         lambda d: (d / "generation_config.json").write_text("nope"),
         r"generation_config\.json: the file is not usable JSON",
+    ),
+    "template not readable": (
+        lambda d: make_unreadable(d / "chat_template.jinja"),
+        r"chat_template\.jinja: cannot be read",
     ),
     "template not UTF-8": (
         lambda d: (d / "chat_template.jinja").write_bytes(b"ab\xff"),
@@ -341,6 +352,12 @@ def replace_tokens(writer: gguf_package.GGUFWriter, tokens: list[str] | None) ->
         writer.add_token_list(tokens)
 
 
+def quantise_norm(writer: gguf_package.GGUFWriter) -> None:
+    del writer.tensors[0]["output_norm.weight"]
+    blocks = gguf_package.quants.quantize(np.ones((1, 64), "f4"), gguf_package.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("output_norm.weight", blocks[0], raw_dtype=gguf_package.GGMLQuantizationType.Q8_0)
+
+
 ALTERED: dict[str, tuple[Alter, str]] = {
     "rope_freqs of another size": (
         lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(7, "f4")),
@@ -362,6 +379,7 @@ ALTERED: dict[str, tuple[Alter, str]] = {
         lambda writer: writer.add_tensor("output.weight", np.zeros((8, 8), "f4")),
         r"tensor 'output\.weight' must have shape \[257, 64\], got \[8, 8\]",
     ),
+    "a quantised norm": (quantise_norm, r"tensor 'output_norm\.weight' is a vector and must be F32, F16 or BF16"),
     "one of two files": (
         lambda writer: writer.add_uint16("split.count", 2),
         r"field split\.count: a model split over several files",
@@ -384,6 +402,35 @@ def test_gguf_content_that_does_not_fit_is_refused(tmp_path: Path, case: str) ->
     write_gguf_model(tmp_path / "a.gguf", config, random_weights(config, 0), alter=alter)
     with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path / 'a.gguf'))}: {message}"):
         open_checkpoint(tmp_path / "a.gguf")
+
+
+@pytest.fixture(scope="module")
+def narrow_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("narrow") / "a.gguf"
+    gguf_model(path, wide_config(**NARROW, rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64)))
+    return path.read_bytes()
+
+
+@given(data=st.data())
+def test_a_gguf_model_with_any_field_changed_opens_or_says_why_not(
+    tmp_path_factory: pytest.TempPathFactory, narrow_gguf: bytes, data: st.DataObject
+) -> None:
+    """Invariant: ModelError of one printable line, or a checkpoint whose rotary frequencies can be calculated."""
+    spoiled = bytearray(narrow_gguf)
+    fields = narrow_gguf.index(b"tokenizer.ggml.tokens")
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(24, fields))
+        spoiled[position] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "spoiled.gguf"
+    path.write_bytes(spoiled)
+    try:
+        checkpoint = open_checkpoint(path)
+    except ModelError as error:
+        message = str(error)
+    else:
+        message = repr(checkpoint.config)
+        assert len(inverse_frequencies(checkpoint.config)[0]) == checkpoint.config.head_dim // 2
+    assert message.isprintable()
 
 
 def test_a_gguf_file_without_tensors_is_refused(tmp_path: Path) -> None:

@@ -218,6 +218,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
         "rope_scaling.high_freq_factor must be above low_freq_factor 1.0, got 1.0",
     ),
+    "B122 yarn of a base that gives no ramp": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0},
+        "rope_scaling.rope_theta must be above 1 for yarn, got 1.0",
+    ),
     "B122 by layer type": (
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
         r"rope_parameters\.\* must not be settings by kind of layer, got an object under 'full_attention'",
@@ -339,6 +343,10 @@ REFUSED_GGUF: dict[str, tuple[dict[str, object], str]] = {
     "mixture": ({"llama__expert_count": 8}, "llama.expert_count above 0 .a mixture of experts. is not supported"),
     "rope type": ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported"),
     "rope factor": ({"llama__rope__scaling__type": "yarn"}, "llama.rope.scaling.factor is missing"),
+    "yarn of another kind": (
+        {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__yarn_log_multiplier": 0.1},
+        "llama.rope.scaling.yarn_log_multiplier is not supported",
+    ),
     "partial rotation": ({"llama__rope__dimension_count": 8}, "llama.rope.dimension_count other than the head's 16"),
     "two head sizes": ({"llama__attention__value_length": 8}, "llama.attention.value_length other than the head's 16"),
     "window": ({"llama__attention__sliding_window": 128}, "llama.attention.sliding_window narrower than the context"),

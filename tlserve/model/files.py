@@ -6,6 +6,7 @@ import json
 import mmap
 import reprlib
 import stat
+from collections import Counter
 from pathlib import Path
 
 from tlserve.errors import ModelError
@@ -78,11 +79,8 @@ def shown(value: object) -> str:
 def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {shown(key)} appears twice")
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {shown(key)} appears twice")
     return result
 
 
