@@ -7,7 +7,7 @@ a run of groups of 32 k, in blocks of ``block_groups``. A group is
     fifths   [64]   five-bit formats: bit v of byte 4 r + i belongs to row r, k = 4 v + i, and stands for 16
     sixths   [128]  six-bit formats: two such runs of bit pairs, for v = 0..3 and v = 4..7
     bytes    [512]  eight-bit formats, instead of all those: byte 64 v + 4 r + i is row r, k = 4 v + i
-    scales          f16 [16]; of K formats the small factors as u8 [16]; of Q6_K s8 [16] for k < 16, s8 [16] for the rest
+    scales          f16 [16]; of K formats the small factors as u8 [16]; of Q6_K s8 [16] for k < 16, then for the rest
     minimums        like the scales; absent where values have a constant offset
 
 and the block of a K format begins with its super scales, f16 [16], and those of the minimums where it has any.
@@ -64,6 +64,11 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         return self.header_bytes + self.block_groups * self.group_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        """Bytes of one k of a tile of floats."""
+        return ROWS * self.bits // 8
 
     def tile_bytes(self, k: int) -> int:
         """Bytes of 16 rows of k values."""

@@ -210,14 +210,14 @@ def select_i32(b: Any, mask: Any, x: Any, y: Any) -> Any:
     return b.select(mask, x, y)
 
 
-def _first(b: Any, count: Any) -> Any:
+def emit_first_lanes(b: Any, count: Any) -> Any:
     return b.icmp_signed("<", ir.Constant(i32x16.llvm, list(range(LANES))), broadcast(b, count))
 
 
 @instruction(mask16, types.int32)
 def first_lanes(b: Any, count: Any) -> Any:
     """A mask of the first ``count`` lanes."""
-    return _first(b, count)
+    return emit_first_lanes(b, count)
 
 
 @instruction(types.int64, mask16)
@@ -272,7 +272,7 @@ def load_f32(b: Any, pointer: Any) -> Any:
 @memory(f32x16, types.int32)
 def load_f32_first(b: Any, pointer: Any, count: Any) -> Any:
     """The first ``count`` floats, zero in the other lanes; what lies past them is not touched."""
-    mask = _first(b, count)
+    mask = emit_first_lanes(b, count)
     where = pointer_to(b, pointer, f32x16.llvm)
     zeros = constant(f32x16.llvm, 0.0)
     return call(b, "llvm.masked.load.v16f32.p0", f32x16.llvm, where, ir.Constant(I32, 4), mask, zeros)
@@ -314,7 +314,7 @@ def store_f32(b: Any, pointer: Any, value: Any) -> None:
 @memory(types.void, f32x16, types.int32)
 def store_f32_first(b: Any, pointer: Any, value: Any, count: Any) -> None:
     """Writes the first ``count`` lanes only."""
-    mask = _first(b, count)
+    mask = emit_first_lanes(b, count)
     where = pointer_to(b, pointer, f32x16.llvm)
     call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, where, ir.Constant(I32, 4), mask)
 
