@@ -27,6 +27,8 @@ from tlserve.openai.parse import GenSpec
 from tlserve.openai.service import Outputs, Service
 from tlserve.openai.stream import ChunkEncoder, EventWriter, encode_event
 
+ENTRY_BYTES = 64  # of one token with its log-probability in JSON, roughly
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -53,6 +55,11 @@ class Whole:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how long its JSON is."""
+        return sum(map(len, self.pieces)) + ENTRY_BYTES * sum(1 + len(at.out.top_logprobs) for at in self.tokens)
 
 
 class Form(Protocol):
@@ -107,7 +114,11 @@ class Answer:
                     whole.pieces.append(piece.text)
                     whole.tokens += piece.tokens
                     whole.finish_reason = piece.finish_reason or ""
-        await reply.send(Response(200, msgspec.json.encode(self._form.document(wholes, self._usage()))))
+        body = await self._service.off_loop(
+            lambda: msgspec.json.encode(self._form.document(wholes, self._usage())),
+            num_bytes=sum(whole.num_bytes for whole in wholes),
+        )
+        await reply.send(Response(200, body))
 
     async def _stream(self, reply: Reply) -> None:
         events = EventWriter(reply, b"".join(map(encode_event, self._form.opening())))
