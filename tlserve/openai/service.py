@@ -19,16 +19,15 @@ from tlserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Work on less input than this takes well under a millisecond: less than the hop to a thread and back
-# would add to the first token of every request.
-INLINE_BYTES = 8 * 1024
+# Work on so little input takes a millisecond or two at the very most (text that is hard to tokenize), and
+# usually less than the hop to a thread and back would add to the first token of every request.
+INLINE_BYTES = 2 * 1024
 # Beside the compute threads; more would only take turns at the interpreter lock.
 MAX_THREADS = 2
 # Bodies above this, which may keep a thread busy for seconds, wait for each other and for nobody else.
 LARGE_BYTES = 256 * 1024
 
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,3}\Z", re.ASCII)
-
 
 Outputs = AsyncIterator[tuple[int, TokenOut | PooledOut]]
 
