@@ -156,7 +156,7 @@ class Connection:
             self.state = State.ANSWERING
             error = await self._call_handler(request, exchange.reply)
         await self._conclude(exchange, error)
-        return self._start_next_cycle()
+        return not exchange.reply.has_failed and self._start_next_cycle()
 
     # Reading a request
 

@@ -30,9 +30,9 @@ class PeerLeft(Exception):
 class Peer:
     """Wraps a stream. ``send``, ``more`` and ``aclose`` are for one task; ``read_forever`` is a task of its own.
 
-    ``received`` is consumed from its front by the caller. A peer that sends more than ``max_ahead_bytes``
-    while nobody consumes is treated as one that left, so memory has a bound and its leaving is never hidden
-    behind unread bytes.
+    ``received`` is consumed from its front by the caller. Reading pauses while it holds more than
+    ``max_ahead_bytes``, except during an answer: there a pause would hide that the peer leaves, so a peer
+    that sends so much ahead is treated as one that left.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, write_timeout: float, max_ahead_bytes: int) -> None:
@@ -42,6 +42,7 @@ class Peer:
         self._stream = stream
         self._max_ahead_bytes = max_ahead_bytes
         self._arrival = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
         self._dependent: trio.CancelScope | None = None
 
     async def handshake(self, timeout: float) -> None:  # noqa: ASYNC109 - what a missed deadline means is known here
@@ -59,12 +60,13 @@ class Peer:
     async def read_forever(self) -> None:
         """Collects what arrives; returns once the peer has left."""
         try:
-            while len(self.received) <= self._max_ahead_bytes:
-                data = await self._stream.receive_some(RECEIVE_SIZE)
-                if not data:
-                    break
+            while data := await self._stream.receive_some(RECEIVE_SIZE):
                 self.received += data
                 self._arrival.unpark_all()
+                if self._is_too_far_ahead():
+                    if self._dependent is not None:
+                        break
+                    await self._room.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         self._leave(Outcome.CLIENT_LEFT)
@@ -72,6 +74,7 @@ class Peer:
     async def more(self) -> None:
         """Waits until more has arrived; raises PeerLeft when no more will."""
         if self.departure is None:
+            self._room.unpark_all()
             await self._arrival.park()
         if self.departure is not None:
             raise PeerLeft
@@ -81,7 +84,9 @@ class Peer:
         """A cancel scope that ends when the peer leaves. Only one is open at a time."""
         with trio.CancelScope() as scope:
             self._dependent = scope
-            if self.departure is not None:
+            if self._is_too_far_ahead():
+                self._leave(Outcome.CLIENT_LEFT)
+            elif self.departure is not None:
                 scope.cancel()
             try:
                 yield scope
@@ -106,6 +111,9 @@ class Peer:
                     await self._stream.aclose()
         finally:
             await trio.aclose_forcefully(self._stream)
+
+    def _is_too_far_ahead(self) -> bool:
+        return len(self.received) > self._max_ahead_bytes
 
     async def _send_piece(self, data: bytes) -> None:
         if self.departure is None:

@@ -11,6 +11,7 @@ Rule 3: a response that breaks after it has started ends with one error event. I
 from __future__ import annotations
 
 from email.utils import formatdate
+from http.client import responses as REASONS
 from typing import Final
 
 import h11
@@ -86,7 +87,8 @@ class HttpReply:
         # Where the request has not been read to its end, nobody can tell where the next one begins.
         if self.is_last or self._protocol.their_state in _UNFINISHED:
             own.append(("Connection", "close"))
-        data = self._encode(h11.Response(status_code=status, headers=[*own, *headers]))
+        reason = REASONS.get(status, "")
+        data = self._encode(h11.Response(status_code=status, reason=reason, headers=[*own, *headers]))
         self.status = status
         return data
 
