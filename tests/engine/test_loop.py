@@ -31,6 +31,27 @@ class FailingModel(ScriptedModel):
         return super().forward(batch)
 
 
+class GatedModel(ScriptedModel):
+    """Each step waits until the test lets it through."""
+
+    def __init__(self, *, script: dict[int, int] | None = None) -> None:
+        super().__init__(script=script)
+        self._begun = threading.Semaphore(0)
+        self._gate = threading.Semaphore(0)
+
+    def open_gate(self, num_steps: int) -> None:
+        self._gate.release(num_steps)
+
+    async def wait_begun(self) -> None:
+        """Return when one more step has begun."""
+        assert await trio.to_thread.run_sync(lambda: self._begun.acquire(timeout=10))
+
+    def forward(self, batch: Batch) -> ForwardOutput:
+        self._begun.release()
+        assert self._gate.acquire(timeout=10)
+        return super().forward(batch)
+
+
 def new_loop(
     model: ScriptedModel | None = None,
     *,
@@ -106,6 +127,52 @@ async def test_steps_in_a_thread_give_the_same(autojump_clock: trio.testing.Mock
     async with running(new_loop(Model(script=COUNT_UP), in_thread=True, step_delay=0)) as loop:
         assert await finish(loop, greedy([1], 3)) == [2, 3, 4]
     assert threading.main_thread() not in threads
+
+
+async def test_a_note_ends_a_run_of_steps_at_the_next_boundary() -> None:
+    """Steps follow each other in their thread; a client that leaves, and one that comes, are seen between two."""
+    model = GatedModel(script=COUNT_UP)
+    async with running(new_loop(model, in_thread=True, step_delay=0)) as loop:
+        async with loop.submit([greedy([1], 60)]) as generation:
+            model.open_gate(2)
+            for _ in range(3):
+                await model.wait_begun()
+            assert [(await anext(generation))[1].finish for _ in range(2)] == [None, None]
+        model.open_gate(1)
+        await loop.wait_idle()
+        assert len(model.batches) == 3
+        model.open_gate(2)
+        assert await finish(loop, greedy([1], 2)) == [2, 3]
+        await loop.wait_idle()
+        assert loop.stats().num_blocks_used == 0
+
+
+async def test_a_step_that_fails_in_its_thread_comes_after_what_the_steps_before_it_brought() -> None:
+    loop = new_loop(FailingModel(script=COUNT_UP), in_thread=True, step_delay=0)
+
+    async def die() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await loop.run()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(die)
+        async with loop.submit([greedy([1], 9)]) as generation:
+            tokens = [await anext(generation), await anext(generation)]
+            with pytest.raises(InternalFault):
+                await anext(generation)
+    assert len(tokens) == 2
+
+
+async def test_cancelling_waits_for_the_step_and_not_for_the_work(autojump_clock: trio.testing.MockClock) -> None:
+    model = GatedModel()
+    loop = new_loop(model, in_thread=True, step_delay=0)
+    async with trio.open_nursery() as nursery, loop.submit([greedy([1], 100)]):
+        nursery.start_soon(loop.run)
+        await model.wait_begun()
+        nursery.cancel_scope.cancel()
+        loop.stop()
+        model.open_gate(1)
+    assert len(model.batches) == 1
 
 
 async def test_a_reader_that_never_reads_stalls_nobody(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,15 +1,17 @@
-"""The task that steps the engine, and the way in and out of it for everybody else."""
+"""The task that owns the engine, and the way in and out of it for everybody else."""
 
-# Rule 1: only ``run`` touches the engine, between steps or in one. Others leave a note (a submission, an abort),
-#         which takes effect at the next step boundary. There is nothing to lock.
-# Rule 2: a submission is accepted or refused at once, counting the notes with the queue behind them.
+# Rule 1: the engine belongs to ``run``, which lends it to a thread for a run of steps and has it back afterwards.
+#         Others leave a note (a submission, an abort, a stop); a note ends the run of steps at the next boundary,
+#         and takes effect there. So nothing is locked, and steps follow each other without a visit to the event loop.
+# Rule 2: a submission is accepted or refused at once, counting the notes together with the queue behind them.
 # Rule 3: an accepted submission has a channel with room for everything it may produce, so the engine never waits
 #         for a reader; and its channel is always closed: after the last output, or with an error.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +20,11 @@ import trio
 from tlserve.engine.engine import Engine, Output
 from tlserve.engine.request import EngineStats, GenRequest, RequestId
 from tlserve.errors import ApiError, InternalFault, InvalidRequest, NoCapacity, Overloaded, ShuttingDown
+
+# Seconds until a run of steps ends by itself, so that queue deadlines and a cancellation are seen in time.
+LONGEST_RUN = 0.1
+
+Post = Callable[..., object]  # post(function, *arguments) has it called soon, in order, by the event loop
 
 
 @dataclass(eq=False, slots=True)
@@ -90,15 +97,17 @@ class EngineLoop:
         self._queue_deadline = queue_deadline
         self._step_delay = step_delay
         self._in_thread = in_thread
+        self._is_step_by_step = step_delay > 0 or not in_thread
         self._limiter = trio.CapacityLimiter(1)  # a thread of its own, whoever else waits for one
         self._inbox: deque[_Entry] = deque()  # accepted, not in the engine yet
         self._entries: dict[RequestId, _Entry] = {}  # in the engine
         self._queued: deque[_Entry] = deque()  # in the engine, perhaps not started, the first deadline first
         self._aborted: list[RequestId] = []  # in the engine, their clients have left
+        self._has_notes = False
         self._wake = trio.Event()
         self._became_idle = trio.Event()
         self._is_stopping = False
-        self._note_boundary()
+        self._at_boundary(engine.stats(), engine.num_free_places, ())
 
     @property
     def is_dead(self) -> bool:
@@ -139,15 +148,10 @@ class EngineLoop:
         try:
             while not self._is_stopping:
                 self._take_notes()
-                self._note_boundary()
-                if not self._engine.has_work():
+                if self._engine.has_work():
+                    await self._compute()
+                else:
                     await self._rest()
-                    continue
-                outputs = await self._step()
-                self._note_boundary()
-                self._deliver(outputs)  # readers run while the next step computes
-                if self._step_delay:
-                    await trio.sleep(self._step_delay)
         except Exception:
             self.died.set()
             self._end_all(InternalFault("the engine has stopped after a fault"))
@@ -157,7 +161,7 @@ class EngineLoop:
             self._end_all(ShuttingDown("the server is shutting down"))
             if not self.is_dead:
                 self._engine.abort_all()
-            self._note_boundary()
+            self._at_boundary(self._engine.stats(), 0, ())
 
     async def wait_idle(self) -> None:
         """Return when no request is in flight and what was aborted has given its blocks back."""
@@ -167,7 +171,7 @@ class EngineLoop:
     def stop(self) -> None:
         """End ``run`` at the next step boundary, and what is in flight with ShuttingDown. Idempotent."""
         self._is_stopping = True
-        self._wake.set()
+        self._leave_note()
 
     def _accept(self, requests: Sequence[GenRequest]) -> Generation:
         if self.is_dead:
@@ -183,7 +187,7 @@ class EngineLoop:
             self._engine.check(request)
         generation = Generation(requests, trio.current_time() + self._queue_deadline)
         self._inbox += generation.entries
-        self._wake.set()
+        self._leave_note()
         return generation
 
     def _leave(self, generation: Generation) -> None:
@@ -197,9 +201,14 @@ class EngineLoop:
                 del self._entries[entry.id]
                 self._aborted.append(entry.id)
         generation.close()
+        self._leave_note()
+
+    def _leave_note(self) -> None:
+        self._has_notes = True
         self._wake.set()
 
     def _take_notes(self) -> None:
+        self._has_notes = False
         for request_id in self._aborted:
             self._engine.abort(request_id)
         self._aborted.clear()
@@ -209,6 +218,7 @@ class EngineLoop:
             self._entries[entry.id] = entry
             self._queued.append(entry)
         self._drop_overdue()
+        self._at_boundary(self._engine.stats(), self._engine.num_free_places, ())
 
     def _drop_overdue(self) -> None:
         """Refuse who has waited past the deadline without ever having run."""
@@ -229,23 +239,34 @@ class EngineLoop:
                 self._engine.abort(entry.id)
         generation.close(error)
 
-    def _note_boundary(self) -> None:
-        self._stats = self._engine.stats()
-        self._num_free_places = self._engine.num_free_places
-
     async def _rest(self) -> None:
         self._signal_idle()
         self._wake = trio.Event()  # all notes so far are taken
         await self._wake.wait()
 
-    async def _step(self) -> list[Output]:
+    async def _compute(self) -> None:
+        """Have steps made until there is a note or nothing to do; their outputs have come when this returns."""
         if self._in_thread:
-            return await trio.to_thread.run_sync(self._engine.step, limiter=self._limiter)
-        outputs = self._engine.step()
-        await trio.lowlevel.checkpoint()
-        return outputs
+            post = trio.lowlevel.current_trio_token().run_sync_soon
+            await trio.to_thread.run_sync(self._make_steps, post, limiter=self._limiter)
+        else:
+            self._make_steps(_call_now)
+            await trio.lowlevel.checkpoint()
+        if self._step_delay:
+            await trio.sleep(self._step_delay)
 
-    def _deliver(self, outputs: Sequence[Output]) -> None:
+    def _make_steps(self, post: Post) -> None:
+        """The thread's part. What a step brought goes out while the next one computes."""
+        end = time.monotonic() + LONGEST_RUN
+        while self._engine.has_work():
+            outputs = self._engine.step()
+            post(self._at_boundary, self._engine.stats(), self._engine.num_free_places, outputs)
+            if self._has_notes or self._is_step_by_step or time.monotonic() > end:
+                return
+
+    def _at_boundary(self, stats: EngineStats, num_free_places: int, outputs: Sequence[Output]) -> None:
+        self._stats = stats
+        self._num_free_places = num_free_places
         for output in outputs:
             entry = self._entries.get(output.id)
             if entry is None:  # its client left during the step
@@ -267,3 +288,7 @@ class EngineLoop:
     def _signal_idle(self) -> None:
         self._became_idle.set()
         self._became_idle = trio.Event()
+
+
+def _call_now(function: Callable[..., object], *arguments: object) -> None:
+    function(*arguments)
