@@ -85,18 +85,6 @@ def rms_norm(x, start, size, weight, weight_at, eps, out, out_at):
 
 
 @jit
-def add_bias(x, start, size, bias, bias_at):
-    """x[start : start + size] += bias, a byte array indexed in bytes."""
-    whole = size - size % 16
-    for i in range(0, whole, 16):
-        store_f32(x, start + i, load_f32(x, start + i) + load_f32(bias, bias_at + 4 * i))
-    if whole < size:
-        rest = np.int32(size - whole)
-        v = load_f32_first(x, start + whole, rest) + load_f32_first(bias, bias_at + 4 * whole, rest)
-        store_f32_first(x, start + whole, v, rest)
-
-
-@jit
 def rope(x, start, half, cosines, sines, angle_at):
     """Rotates the pairs (x[i], x[i + half]) for i under ``half``; cosines and sines from index ``angle_at`` on."""
     whole = half - half % 16

@@ -1,0 +1,179 @@
+"""A checkpoint's tensors, packed into one arena that the kernels read.
+
+What is packed how (the ``weights`` setting):
+
+* ``auto``: every matrix in its file's own format, losslessly.
+* ``f32``: every matrix unpacked to float32, the reference path.
+* ``q8``, ``q4``: matrices stored as floats are quantised, to Q8_0 or Q4_1; the embedding and the head to Q8_0 with
+  both. What the file holds quantised stays as it is, and so does a matrix whose rows are no multiple of 32.
+
+Norms and biases are float32 always.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tlserve.kernels import pack
+from tlserve.kernels.layout import LAYOUTS, Layout
+from tlserve.kernels.matmul import prepare
+from tlserve.kernels.state import ABSENT, Field, Matrix, Norm, Weights
+from tlserve.model.checkpoint import Checkpoint
+from tlserve.model.config import ModelConfig, inverse_frequencies
+from tlserve.model.layout import EMBEDDING, FINAL_NORM, HEAD
+from tlserve.model.quants import dequantise, dequantise_rows
+from tlserve.model.tensors import Tensor
+
+Precision = Literal["auto", "f32", "q8", "q4"]
+Progress = Callable[[int, int], None]  # bytes of the arena done, and in all
+
+_ALIGNMENT = 64
+_ROWS_AT_ONCE = 1024  # converted together; whole tiles, so that each batch of rows has an aligned place
+_MATRIX_NAMES = {
+    Matrix.Q: "self_attn.q_proj",
+    Matrix.K: "self_attn.k_proj",
+    Matrix.V: "self_attn.v_proj",
+    Matrix.OUTPUT: "self_attn.o_proj",
+    Matrix.GATE: "mlp.gate_proj",
+    Matrix.UP: "mlp.up_proj",
+    Matrix.DOWN: "mlp.down_proj",
+}
+_NORM_NAMES = {
+    Norm.INPUT: "input_layernorm",
+    Norm.POST_ATTENTION: "post_attention_layernorm",
+    Norm.Q: "self_attn.q_norm",
+    Norm.K: "self_attn.k_norm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A tensor, and where and how the arena holds it; a vector has no layout."""
+
+    tensor: Tensor
+    at: int
+    size: int
+    layout: Layout | None
+
+    def fields(self, bias: int) -> list[int]:
+        """The values of ``state.Field`` for a matrix."""
+        assert self.layout is not None
+        rows, columns = self.tensor.shape
+        return [self.layout.code, self.at, rows, columns, bias]
+
+
+def load_weights(
+    checkpoint: Checkpoint, precision: Precision, max_model_len: int, progress: Progress = lambda done, total: None
+) -> Weights:
+    """Pack a model's tensors. The files' pages are given back to the system as they have been read."""
+    placed = _place(checkpoint, precision)
+    total = max((item.at + item.size for item in placed.values()), default=0)
+    arena = pack.allocate(total)
+    done = 0
+    for item in placed.values():
+        _fill(arena, item)
+        _release(item.tensor.stored)
+        done += item.size
+        progress(done, total)
+    config = checkpoint.config
+    cosines, sines = _rotations(config, max_model_len)
+    return Weights(
+        kernels=prepare(sorted({item.layout.code for item in placed.values() if item.layout})),
+        arena=arena,
+        matrices=np.array([_layer_matrices(placed, layer) for layer in range(config.num_layers)], np.int64),
+        norms=np.array([_layer_norms(placed, layer) for layer in range(config.num_layers)], np.int64),
+        embedding=np.array(placed[EMBEDDING].fields(ABSENT), np.int64),
+        head=np.array(placed[HEAD if HEAD in placed else EMBEDDING].fields(ABSENT), np.int64),
+        final_norm=np.array([placed[FINAL_NORM].at], np.int64),
+        constants=np.array([config.rms_norm_eps, config.head_dim**-0.5], np.float32),
+        cosines=cosines,
+        sines=sines,
+    )
+
+
+def _place(checkpoint: Checkpoint, precision: Precision) -> dict[str, _Placed]:
+    """An aligned place for each tensor, in the order in which a forward pass reads them."""
+    placed: dict[str, _Placed] = {}
+    at = 0
+    for name in _reading_order(checkpoint):
+        tensor = checkpoint.tensors[name]
+        layout = _layout(tensor, precision) if len(tensor.shape) == 2 else None
+        size = layout.packed_bytes(*tensor.shape) if layout else -(-4 * tensor.shape[0] // _ALIGNMENT) * _ALIGNMENT
+        placed[name] = _Placed(tensor, at, size, layout)
+        at += size
+    return placed
+
+
+def _reading_order(checkpoint: Checkpoint) -> Iterator[str]:
+    last = [name for name in (FINAL_NORM, HEAD) if name in checkpoint.tensors]
+    yield EMBEDDING
+    yield from (name for name in checkpoint.tensors if name != EMBEDDING and name not in last)
+    yield from last
+
+
+def _layout(tensor: Tensor, precision: Precision) -> Layout:
+    if precision == "f32":
+        return LAYOUTS["F32"]
+    if precision == "auto" or tensor.format.is_quantised or tensor.shape[1] % 32:
+        return LAYOUTS[tensor.format.name]
+    return LAYOUTS["Q8_0" if precision == "q8" or tensor.name in (EMBEDDING, HEAD) else "Q4_1"]
+
+
+def _fill(arena: NDArray[np.uint8], item: _Placed) -> None:
+    if item.layout is None:
+        values = dequantise(item.tensor)
+        arena[item.at : item.at + values.nbytes] = values.view(np.uint8)
+    else:
+        _pack(arena, item, item.layout)
+
+
+def _pack(arena: NDArray[np.uint8], item: _Placed, layout: Layout) -> None:
+    tensor = item.tensor
+    rows, columns = tensor.shape
+    if layout is LAYOUTS[tensor.format.name]:
+        pack.pack(layout, tensor.stored, columns, arena, item.at, order=tensor.row_order)
+        return
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        chosen = slice(first, first + _ROWS_AT_ONCE)
+        stored = tensor.stored[chosen] if tensor.row_order is None else tensor.stored[tensor.row_order[chosen]]
+        values = dequantise_rows(stored, tensor.format)
+        written = values.view(np.uint8) if layout is LAYOUTS["F32"] else pack.quantise_rows(values, layout)
+        pack.pack(layout, written, columns, arena, item.at + layout.packed_bytes(first, columns))
+
+
+def _release(array: NDArray[np.uint8]) -> None:
+    """Drop a mapped array's pages from this process; the file still has them."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+
+
+def _layer_matrices(placed: dict[str, _Placed], layer: int) -> list[list[int]]:
+    def fields(name: str) -> list[int]:
+        bias = placed.get(f"model.layers.{layer}.{name}.bias")
+        return placed[f"model.layers.{layer}.{name}.weight"].fields(bias.at if bias else ABSENT)
+
+    return [fields(_MATRIX_NAMES[matrix]) for matrix in Matrix]
+
+
+def _layer_norms(placed: dict[str, _Placed], layer: int) -> list[int]:
+    names = [f"model.layers.{layer}.{_NORM_NAMES[norm]}.weight" for norm in Norm]
+    return [placed[name].at if name in placed else ABSENT for name in names]
+
+
+def _rotations(config: ModelConfig, max_model_len: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines of every position and pair, flat."""
+    frequencies, factor = inverse_frequencies(config)
+    angles = (np.arange(max_model_len, dtype=np.float32)[:, None] * frequencies).ravel()
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
