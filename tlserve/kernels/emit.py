@@ -7,7 +7,7 @@ An emitter is written once, as a Python function that builds LLVM values with ``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -125,7 +125,7 @@ def _lower_attribute(context: Any, b: Any, static: StaticType, value: Any, name:
 class Operand(Enum):
     """What an operand of ``instruction`` may be besides a numba type."""
 
-    POINTER = "an array and an index of its elements; the emitter gets the address"
+    POINTER = "an array and an index of its elements, or an address and an index of bytes; the emitter gets a pointer"
     STATIC = "a Static; the emitter gets its value"
     COLUMNS = "a tuple of registers, one for each column; the emitter gets a list"
 
@@ -145,47 +145,53 @@ def instruction(result: Result, *operands: types.Type | Operand) -> Callable[[Em
     """Makes ``emit(b, *operands) -> LLVM value, or list of them for a tuple`` a function for kernels."""
 
     def wrap(emit: Emit) -> Any:
-        names = list(inspect.signature(emit).parameters)[1:]
-        parameters = ["typingctx"]
-        for name, operand in zip(names, operands, strict=True):
-            parameters += [name, f"{name}_index"] if operand is POINTER else [name]
-
-        def define(typingctx: Any, *arguments: Any) -> Any:
-            wanted: list[Any] = []
-            chosen = []
-            rest = iter(arguments)
-            for operand in operands:
-                given = next(rest)
-                if operand is POINTER:
-                    next(rest)
-                    wanted += [given, types.intp]
-                    continue
-                wanted.append(given if isinstance(operand, Operand) else operand)
-                if operand is STATIC:
-                    chosen.append(given.value)
-                elif operand is COLUMNS:
-                    chosen.append(given)
-            kind = result(*chosen) if callable(result) and not isinstance(result, types.Type) else result
-            return kind(*wanted), _lower(emit, operands)
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
-        define.__signature__ = signature  # type: ignore[attr-defined]  # numba reads the arguments' names here
-        define.__name__ = define.__qualname__ = emit.__name__
-        define.__doc__ = emit.__doc__
-        return intrinsic(define)
+        return _intrinsic(emit, list(inspect.signature(emit).parameters)[1:], result, operands)
 
     return wrap
 
 
-def _lower(emit: Emit, operands: tuple[types.Type | Operand, ...]) -> Emit:
+def _intrinsic(emit: Emit, names: list[str], result: Result, operands: Sequence[types.Type | Operand]) -> Any:
+    parameters = ["typingctx"]
+    for name, operand in zip(names, operands, strict=True):
+        parameters += [name, f"{name}_index"] if operand is POINTER else [name]
+
+    def define(typingctx: Any, *arguments: Any) -> Any:
+        wanted: list[Any] = []
+        chosen = []
+        rest = iter(arguments)
+        for operand in operands:
+            given = next(rest)
+            if operand is POINTER:
+                next(rest)
+                wanted += [given, types.intp]
+                continue
+            wanted.append(given if isinstance(operand, Operand) else operand)
+            if operand is STATIC:
+                chosen.append(given.value)
+            elif operand is COLUMNS:
+                chosen.append(given)
+        kind = result(*chosen) if callable(result) and not isinstance(result, types.Type) else result
+        return kind(*wanted), _lower(emit, operands)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
+    define.__signature__ = signature  # type: ignore[attr-defined]  # numba reads the arguments' names here
+    define.__name__ = define.__qualname__ = emit.__name__
+    define.__doc__ = emit.__doc__
+    return intrinsic(define)
+
+
+def _lower(emit: Emit, operands: Sequence[types.Type | Operand]) -> Emit:
     def lower(context: Any, b: Any, sig: Any, values: Any) -> Any:
         given = []
         rest = iter(zip(sig.args, values, strict=True))
         for operand in operands:
             kind, value = next(rest)
             if operand is POINTER:
-                data = context.make_array(kind)(context, b, value).data
+                if isinstance(kind, types.Integer):
+                    data = b.inttoptr(value, ir.PointerType(I8))
+                else:
+                    data = context.make_array(kind)(context, b, value).data
                 given.append(b.gep(data, [next(rest)[1]]))
             elif operand is STATIC:
                 given.append(kind.value)
@@ -204,3 +210,20 @@ def _lower(emit: Emit, operands: tuple[types.Type | Operand, ...]) -> Emit:
 def memory(result: types.Type, *operands: types.Type | Operand) -> Callable[[Emit], Any]:
     """Makes ``emit(b, pointer, *operands)`` a function of (array, index, *operands) for kernels."""
     return instruction(result, POINTER, *operands)
+
+
+@memory(types.int64)
+def address(b: Any, pointer: Any) -> Any:
+    """Where array[index] is; stays valid as long as the array."""
+    return b.ptrtoint(pointer, I64)
+
+
+def c_call(arguments: int) -> Any:
+    """A function for kernels that calls the C function at an address with so many int64 arguments."""
+
+    def emit(b: Any, *values: Any) -> None:
+        function = ir.FunctionType(ir.VoidType(), [I64] * arguments)
+        b.call(b.inttoptr(values[0], ir.PointerType(function)), values[1:])
+
+    names = ["function", *(f"argument{i}" for i in range(arguments))]
+    return _intrinsic(emit, names, types.void, [types.int64] * (arguments + 1))

@@ -1,8 +1,9 @@
 """How kernels are compiled: one set of options, one choice of instruction set, one cache.
 
 Rule 1: no option that lets the compiler reorder or contract float operations; a kernel's bits are its source's.
-Rule 2: only entry points are cached. What they call is compiled into them, so their cache key has to cover
-        every source of this package, not just their own file as numba's key does.
+Rule 2: entries (which Python calls) and leaves (which kernels call through their address) are compiled once and
+        cached. What they call is compiled into them, so the cache key covers every source of this package, not just
+        their own file as numba's key does.
 Rule 3: a cache that cannot be read or written costs time, never correctness: one warning, then none.
 
 ``TLSERVE_ISA`` forces avx512, avx2 or portable; ``TLSERVE_CACHE_DIR`` moves the cache (default:
@@ -19,16 +20,16 @@ import pickle
 import platform
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import llvmlite
 import llvmlite.binding
 import numba
 import numba.core.config
-from numba.core import compiler, serialize
+from numba.core import ccallback, compiler, serialize, sigutils
 from numba.core.caching import _Cache
 
 from tlserve.errors import ConfigError
@@ -182,7 +183,7 @@ class KernelCache(_Cache):
 
 
 _DIRECTORY = CacheDirectory(cache_root() / cache_key())
-_ENTRIES: list[tuple[Any, Any]] = []  # (dispatcher, signature) in order of definition
+_ENTRIES: list[Compiled] = []
 
 
 def jit(function: Function) -> Function:
@@ -197,24 +198,72 @@ def inline(function: Function) -> Function:
     return cast(Function, compiled)
 
 
+class Compiled(Protocol):
+    """What is compiled on its own, and cached."""
+
+    name: str
+
+    def compile(self) -> None:
+        """Makes it ready to run, from the cache or by compiling it."""
+
+
+class Entry:
+    """A kernel that Python calls; it has one numba signature."""
+
+    def __init__(self, name: str, function: Callable[..., Any], signature: Any) -> None:
+        self.name = name
+        made: Any = jit(function)
+        self.dispatcher = made
+        self.dispatcher._cache = KernelCache(_DIRECTORY, name)
+        self._signature = signature
+
+    def compile(self) -> None:
+        self.dispatcher.compile(self._signature)
+
+
+class Leaf:
+    """A kernel that other kernels call through its address, so that it is not compiled into each of them."""
+
+    def __init__(self, name: str, function: Callable[..., Any], signature: Any) -> None:
+        self.name = name
+        options = {"nogil": True, "error_model": "numpy"}
+        make: Any = ccallback.CFunc
+        parse: Any = sigutils.normalize_signature
+        self._compiled: Any = make(function, parse(signature), {}, options)
+        self._compiled._cache = KernelCache(_DIRECTORY, name)
+
+    def compile(self) -> None:
+        if self._compiled.address is None:
+            self._compiled.compile()
+
+    @property
+    def address(self) -> int:
+        """Of a C function with the arguments of the signature."""
+        self.compile()
+        address: int = self._compiled.address
+        return address
+
+
 def entry(signature: Any) -> Callable[[Function], Function]:
     """A kernel that Python calls: cached on disk, compiled for this one numba signature by ``compile_all``."""
 
     def define(function: Function) -> Function:
-        compiled: Any = jit(function)
-        compiled._cache = KernelCache(_DIRECTORY, f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}")
-        _ENTRIES.append((compiled, signature))
-        return cast(Function, compiled)
+        made = Entry(f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}", function, signature)
+        _ENTRIES.append(made)
+        return cast(Function, made.dispatcher)
 
     return define
 
 
-def compile_all(progress: Callable[[int, int, str], None] = lambda done, total, name: None) -> None:
-    """Makes every entry point ready to run, from the cache or by compiling it.
+def compile_all(
+    leaves: Sequence[Compiled] = (), progress: Callable[[int, int, str], None] = lambda done, total, name: None
+) -> None:
+    """Makes every entry point and these leaves ready to run, from the cache or by compiling them.
 
     ``progress(done, total, name)`` is called before each one, and with an empty name at the end.
     """
-    for done, (dispatcher, signature) in enumerate(_ENTRIES):
-        progress(done, len(_ENTRIES), dispatcher.__name__)
-        dispatcher.compile(signature)
-    progress(len(_ENTRIES), len(_ENTRIES), "")
+    everything = [*leaves, *_ENTRIES]
+    for done, compiled in enumerate(everything):
+        progress(done, len(everything), compiled.name)
+        compiled.compile()
+    progress(len(everything), len(everything), "")

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 ROWS = 16  # rows of a tile
 GROUP = 32  # k of a group
 K_BLOCK = 8  # groups of a block of a K format
@@ -66,6 +68,12 @@ class Layout:
         return self.header_bytes + self.block_groups * self.group_bytes
 
     @property
+    def wide_bytes(self) -> int:
+        """Bytes of a group or k when spread out."""
+        wide = wide_layout(self)
+        return wide.group_bytes if self.is_quantised else wide.k_bytes
+
+    @property
     def k_bytes(self) -> int:
         """Bytes of one k of a tile of floats."""
         return ROWS * self.bits // 8
@@ -104,3 +112,24 @@ FIRST_QUANTISED = Q4_0.code
 WIDE_AFFINE = Layout("wide affine", -1, 8, is_wide=1)
 WIDE_OFFSET = Layout("wide offset", -2, 8, offset=128, is_wide=1)
 WIDE_HALVES = Layout("wide halves", -3, 8, offset=32, is_wide=1, halves=1)
+
+
+def wide_layout(layout: Layout) -> Layout:
+    """What a layout is spread out to when many columns use it."""
+    if not layout.is_quantised:
+        return F32
+    if layout.halves:
+        return WIDE_HALVES
+    return WIDE_OFFSET if layout.offset else WIDE_AFFINE
+
+
+# What kernels read about a layout at run time: TABLE[code, FIELD].
+FIELDS = (
+    "bits", "offset", "is_k", "halves", "file_bytes", "block_groups", "block_bytes", "header_bytes", "values_bytes",
+    "scale_bytes", "group_bytes", "k_bytes", "wide_bytes",
+)  # fmt: skip
+(
+    BITS, OFFSET, IS_K, HALVES, FILE_BYTES, BLOCK_GROUPS, BLOCK_BYTES, HEADER, VALUES, SCALE, GROUP_BYTES, K_BYTES,
+    WIDE_BYTES,
+) = range(len(FIELDS))  # fmt: skip
+TABLE = np.array([[getattr(layout, field) for field in FIELDS] for layout in BY_CODE], np.int64)

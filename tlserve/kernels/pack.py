@@ -18,7 +18,25 @@ from numpy.typing import NDArray
 
 from tlserve.kernels.emit import I16, I32, POINTER, broadcast, instruction, pointer_to
 from tlserve.kernels.jit import entry, inline, jit
-from tlserve.kernels.layout import BY_CODE, FIRST_QUANTISED, GROUP, ROWS, Layout
+from tlserve.kernels.layout import (
+    BITS,
+    BLOCK_BYTES,
+    BLOCK_GROUPS,
+    BY_CODE,
+    FILE_BYTES,
+    FIRST_QUANTISED,
+    GROUP,
+    GROUP_BYTES,
+    HALVES,
+    HEADER,
+    IS_K,
+    K_BYTES,
+    OFFSET,
+    ROWS,
+    TABLE,
+    VALUES,
+    Layout,
+)
 from tlserve.kernels.simd import emit_f32_to_f16, scalar_f16
 
 Bytes = NDArray[np.uint8]
@@ -33,17 +51,7 @@ SPREAD = np.uint32(0x00204081)  # times four bits: bit i becomes bit 0 of byte i
 SIGNS = np.uint32(0x80808080)
 HUGE_PAGE = 1 << 21
 
-# What the kernels below need to know of each layout, by code.
-_TABLE = np.array(
-    [
-        [getattr(layout, field) for field in ("bits", "file_bytes", "offset", "is_k", "halves", "block_groups",
-                                              "header_bytes", "values_bytes", "scale_bytes", "group_bytes")]
-        for layout in BY_CODE
-    ],
-    np.int64,
-)  # fmt: skip
 _F32, _F16, _BF16, _Q4_0, _Q4_1, _Q5_0, _Q5_1, _Q8_0, _Q4_K, _Q5_K, _Q6_K = (layout.code for layout in BY_CODE)
-BITS, FILE_BYTES, OFFSET, IS_K, HALVES, BLOCK_GROUPS, HEADER, VALUES, SCALE, GROUP_BYTES = range(10)
 
 
 def allocate(size: int) -> Bytes:
@@ -234,13 +242,13 @@ def _write_scales(code: int, file: Bytes, block: int, group: int, arena: Bytes, 
         arena[at + 16 + row] = minimum
     else:
         store_u16(arena, at + 2 * row, load_u16(file, block))
-        if _TABLE[code, OFFSET] == 0:
+        if TABLE[code, OFFSET] == 0:
             store_u16(arena, at + 32 + 2 * row, load_u16(file, block + 2))
 
 
 @jit
 def _pack_row(code: int, file: Bytes, file_at: int, k: int, arena: Bytes, tile: int, row: int, q: Words) -> None:
-    layout = _TABLE[code]
+    layout = TABLE[code]
     for _ in range(k // (GROUP * layout[BLOCK_GROUPS])):
         for group in range(layout[BLOCK_GROUPS]):
             at = tile + layout[HEADER] + group * layout[GROUP_BYTES]
@@ -248,7 +256,7 @@ def _pack_row(code: int, file: Bytes, file_at: int, k: int, arena: Bytes, tile: 
             _write_group(layout[BITS], q, arena, at, row)
             _write_scales(code, file, file_at, group, arena, tile, at + layout[VALUES], row)
         file_at += layout[FILE_BYTES]
-        tile += layout[HEADER] + layout[BLOCK_GROUPS] * layout[GROUP_BYTES]
+        tile += layout[BLOCK_BYTES]
 
 
 @jit
@@ -264,7 +272,7 @@ def _pack_floats(size: int, file: Bytes, file_at: int, k: int, arena: Bytes, til
 def _pack(code: int, file: Bytes, order: Order, k: int, arena: Bytes, offset: int) -> None:
     """file [rows * row bytes], order [rows] -> arena[offset:]"""
     q = np.empty(8, np.uint32)
-    layout = _TABLE[code]
+    layout = TABLE[code]
     size = layout[BITS] // 8
     row_bytes = k * size if code < FIRST_QUANTISED else k // (GROUP * layout[BLOCK_GROUPS]) * layout[FILE_BYTES]
     tile_bytes = tile_size(code, k)
@@ -279,10 +287,10 @@ def _pack(code: int, file: Bytes, order: Order, k: int, arena: Bytes, offset: in
 @jit
 def tile_size(code: int, k: int) -> int:
     """Bytes of a tile of 16 rows and k columns."""
-    layout = _TABLE[code]
+    layout = TABLE[code]
     if code < FIRST_QUANTISED:
-        return ROWS * k * layout[BITS] // 8
-    return k // (GROUP * layout[BLOCK_GROUPS]) * (layout[HEADER] + layout[BLOCK_GROUPS] * layout[GROUP_BYTES])
+        return k * layout[K_BYTES]
+    return k // (GROUP * layout[BLOCK_GROUPS]) * layout[BLOCK_BYTES]
 
 
 # ---- tile -> floats ----
@@ -304,7 +312,7 @@ def _q_at(bits: int, arena: Bytes, at: int, row: int, i: int) -> int:
 
 @jit
 def _unpack_group(code: int, arena: Bytes, header: int, at: int, row: int, out: Floats, out_at: int) -> None:
-    layout = _TABLE[code]
+    layout = TABLE[code]
     scales = at + layout[VALUES]
     minimum = np.float32(0)
     if layout[IS_K] == 0:
@@ -335,7 +343,7 @@ def _float_at(code: int, arena: Bytes, at: int) -> np.float32:
 @jit
 def unpack_row(code: int, arena: Bytes, offset: int, row: int, k: int, out: Floats, out_at: int) -> None:
     """out[out_at : out_at + k] = row of the matrix packed at ``offset``, as the format defines it, bit for bit."""
-    layout = _TABLE[code]
+    layout = TABLE[code]
     tile = offset + row // ROWS * tile_size(code, k)
     row %= ROWS
     if code < FIRST_QUANTISED:
@@ -344,7 +352,7 @@ def unpack_row(code: int, arena: Bytes, offset: int, row: int, k: int, out: Floa
             out[out_at + i] = _float_at(code, arena, tile + size * (ROWS * i + row))
         return
     for group in range(k // GROUP):
-        header = tile + group // layout[BLOCK_GROUPS] * (layout[HEADER] + layout[BLOCK_GROUPS] * layout[GROUP_BYTES])
+        header = tile + group // layout[BLOCK_GROUPS] * layout[BLOCK_BYTES]
         at = header + layout[HEADER] + group % layout[BLOCK_GROUPS] * layout[GROUP_BYTES]
         _unpack_group(code, arena, header, at, row, out, out_at + GROUP * group)
 
@@ -393,7 +401,7 @@ def _quantise_q4(values: Floats, at: int, out: Bytes, out_at: int) -> None:
 @entry("void(i8, f4[::1], u1[::1])")
 def _quantise_rows(code: int, values: Floats, out: Bytes) -> None:
     """values [rows * k] -> blocks of the file format"""
-    size = _TABLE[code, FILE_BYTES]
+    size = TABLE[code, FILE_BYTES]
     for group in range(len(values) // GROUP):
         if code == _Q8_0:
             _quantise_q8(values, group * GROUP, out, group * size)

@@ -17,8 +17,9 @@ from numba import types
 from numpy.typing import NDArray
 
 from tlserve.kernels.emit import F32, I32, POINTER, instruction, pointer_to
-from tlserve.kernels.jit import TARGET, inline, jit
+from tlserve.kernels.jit import inline, jit
 from tlserve.kernels.layout import FIRST_QUANTISED, GROUP
+from tlserve.kernels.leaves import MAX_LANES
 from tlserve.kernels.simd import (
     ROUND_BITS,
     absolute,
@@ -35,7 +36,6 @@ from tlserve.kernels.tile import HALF_STARTS_AT, RECORD, SCALE_AT, START_AT, SUM
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-MAX_LANES = 8 if TARGET.isa == "avx512" else 4  # columns whose sums and dots fit the registers
 START_8, START_16, START_128 = (START_AT[offset] for offset in (8, 16, 128))
 START_LOW, START_HIGH = HALF_STARTS_AT
 
@@ -121,7 +121,7 @@ def is_quantised(code: int) -> bool:
 class Product(NamedTuple):
     """One matrix product; kernels build it and pass it on whole. Offsets are in bytes, y_at and y_stride in floats."""
 
-    kernels: NDArray[np.int64]  # matmul.prepare's
+    kernels: NDArray[np.int64]  # leaves.addresses of the layouts of the model
     arena: Bytes
     code: int  # of the weights' layout
     offset: int  # of the packed weights in the arena

@@ -84,14 +84,15 @@ def _masked_load(b: Any, pointer: Any, mask: Any) -> Any:
     return call(b, "llvm.masked.load.v16f32.p0", f32x16.llvm, where, ir.Constant(I32, 4), mask, zeros)
 
 
-def _element(b: Any, pointer: Any, stride: Any, column: int, tile: int) -> Any:
-    """Where a column of a tile is in an array of floats, whose columns are ``stride`` apart."""
-    return b.gep(pointer, [b.add(b.mul(stride, ir.Constant(I64, column)), ir.Constant(I64, LANES * tile))])
+def _element(b: Any, pointer: Any, step: Any, column: int, tile: int) -> Any:
+    """Where a column of a tile begins in an array of floats, whose columns are ``step`` bytes apart."""
+    offset = b.add(b.mul(step, ir.Constant(I64, column)), ir.Constant(I64, 4 * LANES * tile))
+    return b.gep(pointer_to(b, pointer, I8), [offset])
 
 
 @instruction(_columns, STATIC, STATIC, POINTER, types.int32)
 def repeat_rows(b: Any, tiles: int, width: int, pointer: Any, count: Any) -> list[Any]:
-    """Every column the ``count`` floats at the index, of a byte array."""
+    """Every column the same ``count`` floats, zeros past them."""
     columns = []
     for t in range(tiles):
         where = _at(b, pointer, 4 * LANES * t)
@@ -100,22 +101,22 @@ def repeat_rows(b: Any, tiles: int, width: int, pointer: Any, count: Any) -> lis
 
 
 @instruction(_columns, STATIC, STATIC, POINTER, types.intp, types.int32)
-def load_columns(b: Any, tiles: int, width: int, pointer: Any, stride: Any, count: Any) -> list[Any]:
-    """``count`` floats from index + c * stride on as column c, zeros past them."""
+def load_columns(b: Any, tiles: int, width: int, pointer: Any, step: Any, count: Any) -> list[Any]:
+    """``count`` floats as column c, zeros past them; columns are ``step`` bytes apart, rows of a tile adjacent."""
     columns = []
     for t in range(tiles):
         mask = _first_rows(b, count, t)
-        columns += [_masked_load(b, _element(b, pointer, stride, c, t), mask) for c in range(width)]
+        columns += [_masked_load(b, _element(b, pointer, step, c, t), mask) for c in range(width)]
     return columns
 
 
 @instruction(types.void, STATIC, STATIC, COLUMNS, POINTER, types.intp, types.int32)
-def store_columns(b: Any, tiles: int, width: int, columns: list[Any], pointer: Any, stride: Any, count: Any) -> None:
+def store_columns(b: Any, tiles: int, width: int, columns: list[Any], pointer: Any, step: Any, count: Any) -> None:
     """The inverse of ``load_columns``: past ``count`` nothing is written."""
     for t in range(tiles):
         mask = _first_rows(b, count, t)
         for c, column in enumerate(columns[t * width : (t + 1) * width]):
-            where = pointer_to(b, _element(b, pointer, stride, c, t), f32x16.llvm)
+            where = pointer_to(b, _element(b, pointer, step, c, t), f32x16.llvm)
             call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), column, where, ir.Constant(I32, 4), mask)
 
 
