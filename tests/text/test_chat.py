@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tlserve.errors import ContextLengthExceeded
 from tlserve.text.byte_tokenizer import byte_tokenizer
 from tlserve.text.chat import ChatEncoder
-from tlserve.text.template import DEFAULT_TEMPLATE, Template
+from tlserve.text.template import DEFAULT_TEMPLATE, Template, TemplateRenderError
 from tlserve.text.tokenizer_json import from_tokenizer_json
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/text"
@@ -141,6 +141,14 @@ def test_private_use_characters_of_a_message_stay_intact(name: str) -> None:
     ids = chat.encode(user(content))
     assert content in text_of(chat, ids)
     assert controls(chat, ids) == controls(chat, chat.encode(user("hi")))
+
+
+def test_messages_that_leave_no_mark_are_refused() -> None:
+    every_mark = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
+    chat = ENCODERS["hf_smollm"]
+    assert len(chat.encode(user(every_mark))) > 131_000
+    with pytest.raises(TemplateRenderError, match="private-use"):
+        chat.encode(user(every_mark + END))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tlserve.errors import ModelError
 from tlserve.text.chat import ChatEncoder
@@ -34,6 +37,16 @@ class Text:
     generation_config: Mapping[str, object] = field(default_factory=dict)
     chat_template_jinja: str | None = None
     gguf: Mapping[str, object] = field(default_factory=dict)
+
+
+ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+PLACES: list[tuple[str | int, ...]] = [
+    *[(key,) for key in json.loads(TOKENIZER_JSON)],
+    *[("model", key) for key in json.loads(TOKENIZER_JSON)["model"]],
+    *[("added_tokens", 0), ("added_tokens", 0, "content"), ("added_tokens", 0, "id"), ("added_tokens", 0, "special")],
+    *[("pre_tokenizer", "type"), ("pre_tokenizer", "pretokenizers", 0), ("decoder", "type"), ("model", "vocab", "a")],
+    ("model", "merges", 0),
+]
 
 
 def load(**files: Any) -> ChatEncoder:
@@ -134,6 +147,33 @@ def test_a_broken_tokenizer_json_is_refused_quickly(data: bytes, reason: str) ->
     assert str(caught.value).startswith("model/tokenizer.json: ")
     assert len(str(caught.value)) < 400
     assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize("num_tokens", [1, 10_000])
+def test_control_tokens_are_bounded(num_tokens: int) -> None:
+    """They are looked for in every message."""
+    spellings = [f"<{number:099}>" * 2 if num_tokens == 1 else f"<{number:099}>" for number in range(num_tokens)]
+    added = [{**ADDED, "id": 1000 + place, "content": spelling} for place, spelling in enumerate(spellings)]
+    with pytest.raises(ModelError, match=r"tokenizer\.json: added_tokens: control tokens have more than"):
+        from_tokenizer_json(changed(added_tokens=added))
+    fields = {**SMOLLM, "tokenizer.ggml.tokens": spellings, "tokenizer.ggml.token_type": [3] * num_tokens}
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.tokens control tokens have more than"):
+        from_gguf({**fields, "tokenizer.ggml.merges": []})
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5), st.data())
+def test_any_value_in_a_tokenizer_file_loads_or_is_named(value: object, data: st.DataObject) -> None:
+    """Nothing but ModelError for one wrong field, wherever it is."""
+    description = json.loads(TOKENIZER_JSON)
+    place = description
+    for key in data.draw(st.sampled_from(PLACES)):
+        parent, place = place, place[key]
+    parent[key] = value
+    with contextlib.suppress(ModelError):
+        from_tokenizer_json(json.dumps(description).encode()).encode("a", add_special_tokens=True)
+    fields = {**SMOLLM, data.draw(st.sampled_from(sorted({**SMOLLM, **LLAMA}))): value}
+    with contextlib.suppress(ModelError):
+        from_gguf(fields).encode("a", add_special_tokens=True)
 
 
 @pytest.mark.parametrize("value", [5, ["a"], {"content": 5}, "<nowhere>"])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tlserve.text.template import DEFAULT_TEMPLATE, MAX_SOURCE_SIZE, Template, TemplateError, TemplateRenderError
 
@@ -110,6 +112,9 @@ def test_what_hugging_faces_templates_use_works(source: str, text: str) -> None:
         ("{{" + "(" * 5000, "compiled"),
         ("{% for a in b %}" * 60 + "{% endfor %}" * 60, "compiled"),
         ("a" * (MAX_SOURCE_SIZE + 1), str(MAX_SOURCE_SIZE)),
+        ("{{a}}" * 20_000, "tokens"),
+        ("{{ 1" + "+1" * 8000 + " }}", "compiled"),
+        ("{{ " + "9" * 100_000 + " }}", "compiled"),
     ],
 )
 def test_a_broken_template_fails_at_load(source: str, reason: str) -> None:
@@ -147,6 +152,34 @@ def test_a_failing_render_says_why_and_changes_nothing(source: str, reason: str)
     assert messages == HI
 
 
+WORDS = (
+    *("{{ ", " }}", "{% ", " %}", "{%- ", " -%}", "{#", "#}", "\n", " ", "text"),
+    *("for x in messages", "endfor", "if ", "elif ", "else", "endif", "set x = ", "macro m(x)", "endmacro", "break"),
+    *("set ns = namespace(a=1)", "set ns.a = ", "generation", "endgeneration", "block b", "endblock", "call m(1)"),
+    *("messages", "x", "ns", "loop", "m", "self.b()", "range(9)", "raise_exception('a')", "none", "true", "'a'", "1"),
+    *(
+        "[0]",
+        "['role']",
+        ".role",
+        ".items()",
+        "()",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ":",
+        "|",
+        "|tojson",
+        "|join",
+        "|trim",
+    ),
+    *("|map('upper')", "|list", "|sort", "|length", " is ", "defined", "string", " not ", " in ", " ~ ", " + ", " * "),
+    *(" ** ", " % ", " == ", " and ", " or ", "%s", ".format", "__class__", "|attr('a')", "[::-1]", "99999999999"),
+)
+
 DOUBLED = "{{% set x = {start} %}}" + "{{% set x = {step} %}}" * 60 + "{{{{ x }}}}"
 
 
@@ -154,7 +187,7 @@ DOUBLED = "{{% set x = {start} %}}" + "{{% set x = {step} %}}" * 60 + "{{{{ x }}
     "source",
     [
         "{% for i in range(50000) %}{% for j in range(50000) %}{% endfor %}{% endfor %}",
-        "{% for i in range(100000) if false %}{% endfor %}" * 1000,
+        "{% for i in range(100000) if false %}{% endfor %}" * 200,
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% for a in [[[1] * 999] * 999] * 999 recursive %}{{ loop(a) if a is iterable }}{% endfor %}",
         "{% block b %}{% for i in range(3) %}{{ self.b() }}{% endfor %}{% endblock %}",
@@ -234,3 +267,15 @@ async def test_threads_share_a_template() -> None:
         for number in range(20):
             nursery.start_soon(render_in_thread, number)
     assert texts == {n: f"<|im_start|>user\n{n}<|im_end|>\n<|im_start|>assistant\n" for n in range(20)}
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=25).map("".join))
+def test_any_template_renders_or_says_what_is_wrong(source: str) -> None:
+    """Nothing but TemplateError at load and TemplateRenderError at a render, in bounded time."""
+    start = time.thread_time()
+    try:
+        template = Template.parse(source)
+        template.render_chat(HI)
+    except (TemplateError, TemplateRenderError):
+        pass
+    assert time.thread_time() - start < 3

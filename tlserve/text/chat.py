@@ -11,17 +11,19 @@ When nothing needs a mark, which is nearly always, the text is encoded as it is.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from tlserve.text.template import Template
+from tlserve.text.alternatives import longest_of
+from tlserve.text.template import Template, TemplateRenderError
 from tlserve.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
 
-# Private use planes 15 and 16; what a message holds of them is left alone and passed over.
-_FIRST_MARK, _LAST_MARK = 0xF0000, 0x10FFFD
+# Private use planes 15 and 16, without the last two code points of each, which are no characters.
+_MARKS = "\U000f0000-\U000ffffd\U00100000-\U0010fffd"
 
 
 class ChatEncoder:
@@ -61,8 +63,7 @@ class _Spellings:
     """Where text spells a control token, or could once something is put next to it."""
 
     def __init__(self, spellings: frozenset[str]) -> None:
-        longest_first = sorted(filter(None, spellings), key=len, reverse=True)
-        self.whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.whole = longest_of(spellings)
         self._starts = {spelling[:size] for spelling in spellings for size in range(1, len(spelling))}
         self._ends = {spelling[size:] for spelling in spellings for size in range(1, len(spelling))}
         self._longest = max(map(len, spellings), default=0)
@@ -90,8 +91,7 @@ class _Marks:
         self.plain: dict[str, str] = {}  # mark -> what it stands for
         self._spellings = spellings
         self._marks: dict[str, str] = {}  # the inverse
-        self._texts = texts
-        self._next = _FIRST_MARK
+        self._unused = self._unused_characters(texts)
 
     def message(self, message: Message) -> dict[str, object]:
         """The message as templates expect it, marked."""
@@ -135,17 +135,18 @@ class _Marks:
     def _mark(self, spelling: str) -> str:
         mark = self._marks.get(spelling)
         if mark is None:
-            mark = self._marks[spelling] = self._unused_character()
+            mark = self._marks[spelling] = next(self._unused)
             self.plain[mark] = spelling
         return mark
 
-    def _unused_character(self) -> str:
-        while self._next <= _LAST_MARK:
-            char = chr(self._next)
-            self._next += 1
-            if not any(char in text for text in self._texts):
-                return char
-        raise ValueError("the conversation holds every private-use character")
+    @staticmethod
+    def _unused_characters(texts: Sequence[str]) -> Iterator[str]:
+        """Private-use characters that are in none of `texts`, which are read when the first one is needed."""
+        used = {char for text in texts for char in re.findall(f"[{_MARKS}]", text)}
+        for code in itertools.chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)):
+            if chr(code) not in used:
+                yield chr(code)
+        raise TemplateRenderError("the messages leave no private-use character to mark control tokens with")
 
 
 def _strings(value: object) -> Iterator[str]:

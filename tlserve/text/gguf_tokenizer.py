@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tlserve.errors import ModelError
 from tlserve.text.spelling import Spelling
-from tlserve.text.subword_tokenizer import SubwordTokenizer, Vocabulary
+from tlserve.text.subword_tokenizer import SubwordTokenizer, Vocabulary, check_control_tokens
 
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -193,6 +193,13 @@ class _Builder:
 
     def _add_tokens(self, backend: Tokenizer) -> None:
         """Tokens that are matched in the text before anything else."""
+        fault = check_control_tokens(
+            token
+            for token, token_type in zip(self._tokens, self._types, strict=True)
+            if token_type in (TokenType.CONTROL, TokenType.UNKNOWN)
+        )
+        if fault:
+            raise self._error("tokenizer.ggml.tokens", fault)
         for added_types, is_special in (
             ((TokenType.CONTROL, TokenType.UNKNOWN), True),
             ((TokenType.USER_DEFINED,), False),

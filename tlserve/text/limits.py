@@ -25,9 +25,17 @@ def check_token_limit(num_tokens: int, limit: int | None) -> None:
         )
 
 
-def min_tokens(data: bytes, most: list[int]) -> int:
-    """A number of tokens that `data` has at least, where no token has more of any kind of byte than `most` says."""
-    return max(-(-count // max(limit, 1)) for count, limit in zip(_counts(data), most, strict=True))
+def min_tokens(data: bytes, most: list[int], *, composes: bool = False) -> int:
+    """A number of tokens that `data` has at least, where no token has more of any kind of byte than `most` says.
+
+    `composes` is for tokenizers that compose characters first (NFC): that takes at most two thirds of all bytes, and
+    an ASCII letter or sign only together with two bytes or more that are not ASCII.
+    """
+    letters, digits, spaces, others, signs, total = _counts(data)
+    if composes:
+        letters, others, signs, total = letters - others // 2, 0, signs - others // 2, total // 3
+    counts = (letters, digits, spaces, others, signs, total)
+    return max(-(-count // max(limit, 1)) for count, limit in zip(counts, most, strict=True))
 
 
 def most_per_token(tokens: Iterable[bytes]) -> list[int]:
@@ -36,6 +44,6 @@ def most_per_token(tokens: Iterable[bytes]) -> list[int]:
 
 
 def _counts(data: bytes) -> list[int]:
-    """How many bytes of each kind: letters, digits, white space, not ASCII, the rest."""
+    """How many bytes of each kind: letters, digits, white space, not ASCII, other signs, all."""
     counts = [len(data) - len(data.translate(None, kind)) for kind in _KINDS]
-    return [*counts, len(data) - sum(counts)]
+    return [*counts, len(data) - sum(counts), len(data)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import tokenizers
 
+from tlserve.text.alternatives import longest_of
 from tlserve.text.limits import check_token_limit, min_tokens, most_per_token
 from tlserve.text.spelling import Spelling
 
 _ONLY_AT_START = '"prepend_scheme":"first"'
+
+# A control token is looked for in every message, whole and in part.
+_MAX_CONTROL_LENGTH = 128
+_MAX_CONTROL_LETTERS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Vocabulary:
     eos_ids: frozenset[int]
     eos_token: str
     strips_first_space: bool  # `encode` puts a space before the text, so `decode` takes it away
-    keeps_all_text: bool  # every byte of a text comes back from its ids
+    keeps_all_text: bool  # every byte of a text comes back from its ids, or of the text
+    composes: bool = False  # after composing its characters (NFC)
 
 
 class SubwordTokenizer:
@@ -40,8 +45,7 @@ class SubwordTokenizer:
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._control = {token.content: token for token in added.values() if token.special}
         self._control_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        longest_first = sorted(filter(None, self._control), key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._control_pattern = longest_of(self._control)
         self.special_tokens = frozenset(self._control)
         self.vocab_size = vocabulary.size
         self.bos_id = vocabulary.bos_id
@@ -121,7 +125,7 @@ class SubwordTokenizer:
 
     def _check_limit(self, text: str, limit: int | None) -> None:
         if limit is not None and len(text) > limit and self._vocabulary.keeps_all_text:
-            check_token_limit(min_tokens(text.encode(), self._longest_runs), limit)
+            check_token_limit(min_tokens(text.encode(), self._longest_runs, composes=self._vocabulary.composes), limit)
 
     @cached_property
     def _longest_runs(self) -> list[int]:
@@ -140,3 +144,11 @@ class SubwordTokenizer:
 def _ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
     ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
     return ids
+
+
+def check_control_tokens(spellings: Iterable[str]) -> str | None:
+    """What is wrong with a model's control tokens, if anything."""
+    lengths = [len(spelling) for spelling in spellings]
+    if max(lengths, default=0) > _MAX_CONTROL_LENGTH or sum(lengths) > _MAX_CONTROL_LETTERS:
+        return f"control tokens have more than {_MAX_CONTROL_LENGTH} characters, or {_MAX_CONTROL_LETTERS} together"
+    return None

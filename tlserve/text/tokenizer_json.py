@@ -9,10 +9,10 @@ import tokenizers
 
 from tlserve.errors import ModelError
 from tlserve.text.spelling import Spelling
-from tlserve.text.subword_tokenizer import SubwordTokenizer, Vocabulary
+from tlserve.text.subword_tokenizer import SubwordTokenizer, Vocabulary, check_control_tokens
 
-# Normalizers that keep what a text says, byte for byte but for SentencePiece's spelling of spaces.
-_KEEPING_NORMALIZERS = {"Prepend", "Replace", "Sequence", "ByteLevel"}
+# Normalizers that keep all of a text; Replace does when it spells spaces as SentencePiece does.
+_KEEPING_NORMALIZERS = {"Prepend", "NFC", "ByteLevel"}
 _SENTENCEPIECE_DECODERS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -30,6 +30,10 @@ def from_tokenizer_json(
     file = f"{directory}/tokenizer.json"
     description = _decode(data, file)
     backend = _build(data, file)
+    added = backend.get_added_tokens_decoder().values()
+    fault = check_control_tokens(token.content for token in added if token.special)
+    if fault:
+        raise ModelError(f"{file}: added_tokens: {fault}")
     config = tokenizer_config or {}
     config_file = f"{directory}/tokenizer_config.json"
     bos = _named_token(config, "bos_token", backend, config_file)
@@ -43,6 +47,7 @@ def from_tokenizer_json(
         eos_token=eos,
         strips_first_space=_strips_first_space(description),
         keeps_all_text=_keeps_all_text(description),
+        composes="NFC" in _types(description.get("normalizer")),
     )
     if vocabulary.size == 0:
         raise ModelError(f"{file}: model.vocab is empty")
@@ -120,9 +125,11 @@ def _strips_first_space(description: Mapping[str, object]) -> bool:
 
 
 def _keeps_all_text(description: Mapping[str, object]) -> bool:
-    """Whether every byte of a text comes back from its ids; then long texts can be refused early."""
-    if not _types(description.get("normalizer")) <= _KEEPING_NORMALIZERS:
-        return False
+    """Whether every byte of a text, once composed, comes back from its ids; then long texts can be refused early."""
+    for part in _parts(description.get("normalizer")):
+        spells_spaces = part.get("pattern") == {"String": " "} and part.get("content") == "▁"
+        if part.get("type") not in {*_KEEPING_NORMALIZERS, "Sequence"} and not spells_spaces:
+            return False
     added = description.get("added_tokens")
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and (token.get("lstrip") or token.get("rstrip")):
