@@ -177,6 +177,8 @@ class Handlers:
         router.add("POST", "/refuse-late", self.refuse_late)
         router.add("POST", "/bug", self.bug)
         router.add("POST", "/bug-late", self.bug_late)
+        router.add("POST", "/bug-beside-refusal", self.bug_beside_refusal)
+        router.add("POST", "/bug-in-cleanup", self.bug_in_cleanup)
         router.add("POST", "/silent", self.silent)
         return router
 
@@ -233,6 +235,16 @@ class Handlers:
         await reply.start(200, sse.SSE_HEADERS)
         await reply.write(sse.event(b"1"))
         raise ZeroDivisionError("secret")
+
+    async def bug_beside_refusal(self, request: Request, reply: Reply) -> None:
+        raise ExceptionGroup("two at once", [InvalidRequest("no"), ZeroDivisionError("secret")])
+
+    async def bug_in_cleanup(self, request: Request, reply: Reply) -> None:
+        try:
+            with self._running():
+                await trio.sleep_forever()
+        finally:
+            raise ZeroDivisionError("secret")
 
     async def silent(self, request: Request, reply: Reply) -> None:
         await trio.lowlevel.checkpoint()

@@ -43,6 +43,19 @@ async def test_b012_a_client_that_leaves_is_noticed_behind_bytes_it_sent_ahead(a
         assert app.requests == []
 
 
+async def test_a_bug_in_the_cleanup_of_a_handler_is_logged_and_ends_nothing_else(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as app:
+        leaving, cancelled = [await start(app, post("/bug-in-cleanup")) for _ in range(2)]
+        await leaving.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert [record.exc_info is not None for record in caplog.records] == [True]
+        assert app.num_running() == 1
+    assert await cancelled.rest() == b""
+    assert len(caplog.records) == 2
+
+
 @pytest.mark.parametrize("length", range(0, len(post("/forever", b"xyz")) + 1, 7))
 async def test_a_client_may_leave_at_any_byte_of_a_request(
     autojump_clock: MockClock, length: int, caplog: pytest.LogCaptureFixture
@@ -117,7 +130,8 @@ async def test_a_drained_server_returns_when_the_last_connection_has_ended(autoj
         app.server.drain()
         await busy.response()
         await busy.stream.aclose()
-        await wait_all_tasks_blocked()
+        await app.server.ended.wait()
+        assert trio.current_time() == 20
         assert app.server.num_connections == 0
         assert repr(app.server) == "<HttpServer api, draining, 0 connections>"
         with pytest.raises(trio.BrokenResourceError):

@@ -316,7 +316,7 @@ async def test_an_error_of_the_request_leaves_the_connection_usable(autojump_clo
         assert (await client.response()).status == 200
 
 
-@pytest.mark.parametrize("path", ["/bug", "/silent"])
+@pytest.mark.parametrize("path", ["/bug", "/silent", "/bug-beside-refusal"])
 async def test_a_bug_is_a_500_that_tells_nothing_and_a_traceback_in_the_log(
     autojump_clock: MockClock, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

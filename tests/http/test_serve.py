@@ -15,7 +15,7 @@ import trio
 
 from tests.http.client import RENDERER, Handlers, RawClient, build, get, post
 from tlserve.http.access import Outcome, RequestRecord
-from tlserve.http.limits import Limits
+from tlserve.http.limits import REFUSAL_TIMEOUT, Limits
 from tlserve.http.serve import HttpServer
 
 # A certificate for localhost and its key, signed by itself, for these tests alone.
@@ -161,6 +161,17 @@ async def test_a_handshake_that_does_not_end_meets_the_header_deadline() -> None
         stream = await app.connect_socket()
         await stream.send_all(b"\x16\x03\x01")
         assert await stream.receive_some() == b""
+        await stream.aclose()
+
+
+async def test_a_handshake_that_does_not_end_cannot_hold_up_a_drain() -> None:
+    async with serving(is_tls=True) as app:
+        stream = await app.connect_socket()
+        await until(lambda: app.server.num_connections == 1)
+        app.server.drain()
+        began = trio.current_time()
+        await app.server.ended.wait()
+        assert trio.current_time() - began < 2 * REFUSAL_TIMEOUT
         await stream.aclose()
 
 

@@ -122,7 +122,8 @@ class Connection:
                 logger.error("%s: request %s failed", self._service.name, request_id, exc_info=self._fault)
 
     async def _serve(self) -> None:
-        await self._peer.handshake(self._limits.header_timeout)
+        with self._reading(self._limits.header_timeout):
+            await self._peer.handshake()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._peer.read_forever)
             with contextlib.suppress(PeerLeft):

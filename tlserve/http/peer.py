@@ -45,17 +45,17 @@ class Peer:
         self._room = trio.lowlevel.ParkingLot()
         self._dependent: trio.CancelScope | None = None
 
-    async def handshake(self, timeout: float) -> None:  # noqa: ASYNC109 - what a missed deadline means is known here
-        """Completes the TLS handshake, where there is one. A peer that fails it has left."""
+    async def handshake(self) -> None:
+        """Completes the TLS handshake, where there is one. A peer that fails it, or has no more time, has left."""
         if not isinstance(self._stream, trio.SSLStream):
             return
-        with trio.move_on_after(timeout) as deadline:
-            try:
-                await self._stream.do_handshake()
-            except trio.BrokenResourceError:
-                self._leave(Outcome.CLIENT_LEFT)
-        if deadline.cancelled_caught:
+        try:
+            await self._stream.do_handshake()
+        except trio.BrokenResourceError:
             self._leave(Outcome.CLIENT_LEFT)
+        except trio.Cancelled:
+            self._leave(Outcome.CLIENT_LEFT)
+            raise
 
     async def read_forever(self) -> None:
         """Collects what arrives; returns once the peer has left."""

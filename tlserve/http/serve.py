@@ -35,6 +35,7 @@ class HttpServer:
         on_finish: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._service = Service(name, handler, errors, limits, check or _admit_all, on_finish or _forget)
+        self.ended = trio.Event()  # set when ``serve`` returns
         self._connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
         self._refusal: ApiError | None = None
