@@ -26,14 +26,15 @@ class Health:
         self.phase = Phase.LOADING
         self.metrics: Metrics | None = None  # known once the engine is
 
-    def add_health_routes(self, router: Router) -> None:
-        """The routes that both ports have."""
+    def add_api_routes(self, router: Router) -> None:
+        """What the API port shows, under the two names that clients ask for."""
         router.add("GET", "/healthz", self.healthz)
+        router.add("GET", "/health", self.healthz)
 
     def router(self) -> Router:
         """The routes of the health port."""
         router = Router()
-        self.add_health_routes(router)
+        router.add("GET", "/healthz", self.healthz)
         router.add("GET", "/readyz", self.readyz)
         router.add("GET", "/metrics", self.metrics_page)
         return router

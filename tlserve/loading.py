@@ -15,7 +15,11 @@ from tlserve.openai.service import Service
 from tlserve.text.chat import ChatEncoder
 from tlserve.text.loading import load_text
 
-Progress = Callable[[str], None]  # called with one line at each stage; may raise to stop
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much; may raise
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,6 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
 
     Raises ConfigError or ModelError; runs for a second or so once kernels are compiled.
     """
-    progress(f"opening {config.model_dir}")
     checkpoint = open_checkpoint(config.model_dir)
     chat_encoder = load_text(checkpoint.text, checkpoint.path)
     runners = [load_runner(checkpoint, config.engine, progress)]

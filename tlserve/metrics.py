@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+Stats = Mapping[str, int]  # the engine's stats by the names of their fields
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class Stats(Protocol):
-    """The fields of the engine's stats that the page shows."""
-
-    num_blocks_free: int
-    num_blocks_used: int
-    num_blocks_cached: int
-    num_waiting: int
-    num_running: int
-    num_batch_tokens: int
-    prefix_tokens_asked: int
-    prefix_tokens_hit: int
-    num_preemptions: int
-    num_kv_evictions: int
-    spec_tokens_drafted: int
-    spec_tokens_accepted: int
 
 
 class EngineMetrics(Collector):
@@ -40,25 +23,27 @@ class EngineMetrics(Collector):
         blocks = GaugeMetricFamily(
             "tl_engine_kv_blocks", "KV blocks by state; used ones are held by a live request.", labels=["state"]
         )
-        blocks.add_metric(["free"], stats.num_blocks_free)
-        blocks.add_metric(["used"], stats.num_blocks_used)
-        blocks.add_metric(["cached"], stats.num_blocks_cached)
+        blocks.add_metric(["free"], stats["num_blocks_free"])
+        blocks.add_metric(["used"], stats["num_blocks_used"])
+        blocks.add_metric(["cached"], stats["num_blocks_cached"])
         yield blocks
-        yield GaugeMetricFamily("tl_engine_queue_depth", "Requests that wait to run.", stats.num_waiting)
-        yield GaugeMetricFamily("tl_engine_active_sequences", "Requests that run.", stats.num_running)
-        yield GaugeMetricFamily("tl_engine_batch_tokens", "Tokens computed by the last step.", stats.num_batch_tokens)
+        yield GaugeMetricFamily("tl_engine_queue_depth", "Requests that wait to run.", stats["num_waiting"])
+        yield GaugeMetricFamily("tl_engine_active_sequences", "Requests that run.", stats["num_running"])
+        yield GaugeMetricFamily(
+            "tl_engine_batch_tokens", "Tokens computed by the last step.", stats["num_batch_tokens"]
+        )
         yield GaugeMetricFamily(
             "tl_engine_prefix_cache_hit_ratio",
             "Prompt tokens found in the prefix cache over prompt tokens asked for.",
-            stats.prefix_tokens_hit / max(stats.prefix_tokens_asked, 1),
+            stats["prefix_tokens_hit"] / max(stats["prefix_tokens_asked"], 1),
         )
         for name, documentation, value in (
-            ("preemptions", "Requests that gave their blocks back to resume later.", stats.num_preemptions),
-            ("kv_evictions", "Cached KV blocks taken for another use.", stats.num_kv_evictions),
-            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.prefix_tokens_hit),
-            ("prefix_cache_asked_tokens", "Prompt tokens looked up in the prefix cache.", stats.prefix_tokens_asked),
-            ("spec_drafted_tokens", "Draft tokens proposed.", stats.spec_tokens_drafted),
-            ("spec_accepted_tokens", "Draft tokens that the model drew itself.", stats.spec_tokens_accepted),
+            ("preemptions", "Requests that gave their blocks back to resume later.", stats["num_preemptions"]),
+            ("kv_evictions", "Cached KV blocks taken for another use.", stats["num_kv_evictions"]),
+            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats["prefix_tokens_hit"]),
+            ("prefix_cache_asked_tokens", "Prompt tokens looked up in the prefix cache.", stats["prefix_tokens_asked"]),
+            ("spec_drafted_tokens", "Draft tokens proposed.", stats["spec_tokens_drafted"]),
+            ("spec_accepted_tokens", "Draft tokens that the model drew itself.", stats["spec_tokens_accepted"]),
         ):
             yield CounterMetricFamily(f"tl_engine_{name}", documentation, value)
 

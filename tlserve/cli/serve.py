@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tlserve import log
+from tlserve.cli.start_progress import StartProgress
 from tlserve.config import ServeConfig
 from tlserve.server import Server, run
 
@@ -17,11 +18,7 @@ DESCRIPTION = "Serve a model over HTTP with the OpenAI API until SIGTERM or SIGI
 def main(argv: Sequence[str]) -> int:
     config = ServeConfig.load(_parse(argv))
     log.configure(config.log_format)
-
-    def show(line: str) -> None:
-        log.LOGGER.info(line)
-
-    run(config, progress=show, on_ready=_show_banner)
+    run(config, progress=StartProgress(), on_ready=_show_banner)
     log.LOGGER.info("stopped")
     logging.shutdown()
     return 0
