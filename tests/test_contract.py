@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from tlserve.text.template import DEFAULT_TEMPLATE, Template, TemplateError
 
-from tests.client import DONE, Address, connect, get, joined, post, stream_events, wait_for_metric
+from tests.client import DONE, connect, get, joined, post, stream_events, wait_for_metric
 from tlserve import ServeConfig, Server, serve
 from tlserve.errors import ConfigError
+from tlserve.text.template import DEFAULT_TEMPLATE, Template, TemplateError
 from tlserve.text.text_stream import TextStream
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -190,7 +190,7 @@ async def test_full_queue_answers_429_with_retry_after() -> None:
     """One runs, one waits, the third is refused at once; the waiting one runs in its turn."""
     config = ServeConfig.for_model(SUCC, max_num_seqs=1, queue_capacity=1, step_delay=0.02)
     async with serve(config) as server, trio.open_nursery() as nursery, connect(server.http_addr) as first:
-        await first.start("POST", CHAT, chat("succ", "a", max_tokens=200, stream=True))
+        await first.start("POST", CHAT, chat("succ", "a", max_tokens=2000, stream=True))
         answers: list[Any] = []
 
         async def wait_in_queue() -> None:
@@ -204,8 +204,9 @@ async def test_full_queue_answers_429_with_retry_after() -> None:
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         await first.stream.aclose()
-        while not answers:
-            await trio.testing.wait_all_tasks_blocked(0.01)
+        with trio.fail_after(10):  # the first would have run for longer than that
+            while not answers:
+                await trio.testing.wait_all_tasks_blocked(0.01)
         assert answers[0].json()["choices"][0]["message"]["content"] == "bc"
 
 
@@ -269,21 +270,37 @@ async def test_tokenize_models_health_and_request_id(succ: Server) -> None:
     assert len({*fresh, ""}) == 3
 
 
-async def test_concurrent_streams_equal_serial(tiny: Server) -> None:
-    """Half greedy, half seeded: eight answers at once are the eight answers one by one."""
-    bodies = [
-        chat("tiny-llama", f"question {i}", max_tokens=24, temperature=i % 2, seed=i, ignore_eos=True) for i in range(8)
-    ]
-    serial = [joined(await stream_events(tiny.http_addr, CHAT, body)) for body in bodies]
-    together = [""] * len(bodies)
+async def test_concurrent_streams_equal_serial() -> None:
+    """Half greedy, half seeded: eight answers at once are the eight answers one by one.
 
-    async def ask(index: int, address: Address) -> None:
-        together[index] = joined(await stream_events(address, CHAT, bodies[index]))
+    All the while the event loop goes on: between two steps /healthz answers more than once.
+    """
+    async with serve(ServeConfig.for_model(TINY, step_delay=0.03)) as server:
+        bodies = [
+            chat("tiny-llama", f"question {i}", max_tokens=24, temperature=i % 2, seed=i, ignore_eos=True)
+            for i in range(8)
+        ]
+        together = [""] * len(bodies)
+        num_healthy = 0
 
-    async with trio.open_nursery() as nursery:
-        for index in range(len(bodies)):
-            nursery.start_soon(ask, index, tiny.http_addr)
-    assert together == serial
+        async def ask(index: int) -> None:
+            together[index] = joined(await stream_events(server.http_addr, CHAT, bodies[index]))
+
+        async def watch_health() -> None:
+            nonlocal num_healthy
+            async with connect(server.health_addr) as client:
+                while True:
+                    num_healthy += (await client.request("GET", "/healthz")).status == 200
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch_health)
+            async with trio.open_nursery() as nursery:
+                for index in range(len(bodies)):
+                    nursery.start_soon(ask, index)
+            watching.cancel_scope.cancel()
+        assert num_healthy > 2 * 24
+    async with serve(ServeConfig.for_model(TINY)) as server:
+        assert together == [joined(await stream_events(server.http_addr, CHAT, body)) for body in bodies]
 
 
 def test_chat_template_hand_example() -> None:
