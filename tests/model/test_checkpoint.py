@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_bigram_has_one_matrix_of_logits(tmp_path: Path) -> None:
             open_checkpoint(tmp_path)
 
 
-def write_llama(directory: Path, tensors: dict[str, NDArray[np.float32]], tie: object) -> Checkpoint:
+def write_llama(directory: Path, tensors: Mapping[str, NDArray[np.generic]], tie: object) -> Checkpoint:
     write_safetensors(directory / "model.safetensors", tensors)
     config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": tie}
     if tie is None:
@@ -103,6 +103,16 @@ def test_a_tied_flag_and_a_head_that_disagree(llama: Path) -> None:
     for tie in (False, None):  # the default of each of these families is untied
         with pytest.raises(ModelError, match=r"tensor 'lm_head\.weight' is missing"):
             write_llama(llama, tensors, tie)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_head_that_is_a_copy_of_the_embedding_is_the_embedding(llama: Path, tie: bool) -> None:
+    tensors = stored_floats(llama)
+    checkpoint = write_llama(llama, tensors | {HEAD: tensors[EMBEDDING]}, tie)
+    assert HEAD not in checkpoint.tensors
+    assert checkpoint.head.name == EMBEDDING
+    halved = tensors[EMBEDDING].astype(np.float16)
+    assert write_llama(llama, tensors | {HEAD: halved}, tie).head.format is Format.F16
 
 
 def test_tensors_that_do_not_fit_the_config_are_refused(llama: Path) -> None:

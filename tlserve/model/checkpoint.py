@@ -3,8 +3,8 @@
 Whatever the file, tensors have their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`), matrices are
 [outputs, inputs], and the two elements of a rotated pair are half a head apart. Every tensor that the config calls
 for is there with the right shape, and no tensor that would change the result is left over, so whoever packs or
-computes may index `tensors` by name without looking. A model without its own head has no lm_head.weight: `head`
-gives the tensor to use.
+computes may index `tensors` by name without looking. A model whose head is its embedding has no lm_head.weight:
+`head` gives the tensor to use.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tlserve.model.tensors import Format, Tensor
 # Tokenizers that would have to be converted first; silently serving such a model byte by byte would be nonsense.
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _FINGERPRINT_SAMPLE = 4096
+_COMPARED_ROWS = 4096  # at a time, so that heads that differ are told apart by their first rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _open_directory(directory: Path) -> Checkpoint:
     else:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
     _check_tensors(tensors, config, directory)
-    return Checkpoint(directory, _with_eos_of(text, config, directory), tensors, text)
+    return Checkpoint(directory, _with_eos_of(text, config, directory), _without_copied_head(tensors), text)
 
 
 def _bigram_logits(tensors: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
@@ -134,6 +135,18 @@ def _bigram_logits(tensors: dict[str, Tensor], directory: Path) -> dict[str, Ten
     if tensor.format is not Format.F32:
         raise ModelError(f"{directory}: tensor {shown(tensor.name)} must be F32, got {tensor.format.name}")
     return {BIGRAM_LOGITS: replace(tensor, name=BIGRAM_LOGITS)}
+
+
+def _without_copied_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Some tied models are saved with their embedding written twice; kept apart it would take twice the memory."""
+    if HEAD not in tensors:
+        return tensors
+    head, embedding = tensors[HEAD], tensors[EMBEDDING]
+    pieces = (slice(row, row + _COMPARED_ROWS) for row in range(0, len(head.stored), _COMPARED_ROWS))
+    is_copy = head.format is embedding.format and all(
+        np.array_equal(head.stored[rows], embedding.stored[rows]) for rows in pieces
+    )
+    return {name: tensor for name, tensor in tensors.items() if name != HEAD} if is_copy else tensors
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, file: Path) -> None:
