@@ -336,6 +336,18 @@ def store_i8(b: Any, pointer: Any, value: Any) -> None:
 
 
 @memory(types.float32)
+def scalar_f32(b: Any, pointer: Any) -> Any:
+    """One float."""
+    return b.load(pointer_to(b, pointer, F32), align=4)
+
+
+@memory(types.int32)
+def scalar_i32(b: Any, pointer: Any) -> Any:
+    """One 32-bit integer."""
+    return b.load(pointer_to(b, pointer, I32), align=4)
+
+
+@memory(types.float32)
 def scalar_f16(b: Any, pointer: Any) -> Any:
     """One half as a float."""
     half = b.load(pointer_to(b, pointer, I16), align=2)
