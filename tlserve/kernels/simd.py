@@ -23,6 +23,7 @@ from numba.core.typing import templates
 
 from tlserve.kernels.emit import (
     F16,
+    F32,
     I8,
     I16,
     I32,
