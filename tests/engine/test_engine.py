@@ -75,6 +75,7 @@ def test_abort_leaves_the_others_alone() -> None:
     driver = Driver(ScriptedModel(), prefix_cache="radix")
     ids = [driver.add(greedy([1, 2, 3, 4, 5, token], 20)) for token in range(4)]
     driver.step()
+    driver.step()
     driver.engine.abort(ids[1])
     driver.run()
     assert [len(driver.drawn[i]) for i in ids] == [20, 1, 20, 20]

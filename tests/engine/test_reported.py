@@ -180,10 +180,10 @@ async def test_b029_a_list_of_prompts_counts_as_many(autojump_clock: trio.testin
 
 @CACHES
 def test_b042_two_who_compute_the_same_prefix_do_not_free_it_under_each_other(prefix_cache: PrefixCache) -> None:
-    driver = Driver(ScriptedModel(), prefix_cache=prefix_cache, max_num_seqs=4, max_batch_tokens=100)
-    for _ in range(4):
-        driver.add(greedy(text(5 * BLOCK), 40))
-    driver.step()
+    driver = Driver(ScriptedModel(), prefix_cache=prefix_cache, max_num_seqs=4, prefill_chunk=CHUNK)
+    for priority in range(4):  # each more urgent than the last, so that none waits for what another is reading
+        driver.add(greedy(text(5 * BLOCK), 40, priority=priority))
+        driver.step()
     for seed in range(1, 5):
         driver.add(greedy(text(5 * BLOCK, seed), 40))
     driver.run()

@@ -109,7 +109,7 @@ def test_requests_without_extras_cost_no_arrays() -> None:
 
 
 def test_stop_ids_are_banned_row_by_row_until_min_tokens() -> None:
-    request = GenRequest((1,), 9, stop_ids=frozenset({7, 5}), min_tokens=3)
+    request = GenRequest((1,), 9, stop_ids=frozenset({7, 5, 8, -1}), min_tokens=3)
     state = state_of(request, [2], draft=[2, 2])
     rows = asked(*(LogitsRow(state, guesses) for guesses in range(3)))
     assert rows.banned_starts.tolist() == [0, 2, 4, 4]

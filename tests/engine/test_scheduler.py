@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.engine.harness import Driver, greedy
+import pytest
+
+from tests.engine.harness import Driver, PrefixCache, greedy
 from tests.fakes import ScriptedModel
 from tlserve.model.batch import Batch
 
@@ -80,6 +82,41 @@ def test_who_comes_later_does_not_overtake_a_request_that_waits_for_blocks() -> 
     assert not driver.engine.has_started(large)
     assert not driver.engine.has_started(small)
     driver.run()
+    driver.check_outputs()
+
+
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_a_prompt_that_begins_like_one_being_read_waits_for_it(prefix_cache: PrefixCache) -> None:
+    """Twenty prompts with the same beginning cost it once, whether they come together or one by one."""
+    shared = list(range(16)) * 3
+    driver = Driver(ScriptedModel(num_blocks=200), prefix_cache=prefix_cache, prefill_chunk=16, max_num_seqs=20)
+    for own in range(16):
+        driver.add(greedy([*shared, own, own], 1))
+    other = driver.add(greedy([9] * 8, 1))
+    driver.step()
+    assert [len(driver.drawn[other])] == [1]  # nobody reads its beginning: it does not wait
+    driver.run()
+    assert sum(len(batch.token_ids) for batch in driver.model.batches) == 8 + len(shared) + 16 * 2
+    driver.check_outputs()
+
+
+def test_a_more_urgent_prompt_does_not_wait_for_a_less_urgent_one() -> None:
+    driver = Driver(ScriptedModel(), prefix_cache="radix", prefill_chunk=4)
+    driver.add(greedy([5] * 40, 1))
+    driver.step()
+    urgent = driver.add(greedy([5] * 40, 1, priority=1))
+    driver.step()
+    assert driver.engine.has_started(urgent)
+
+
+def test_who_waited_for_a_reader_that_leaves_reads_on_itself() -> None:
+    driver = Driver(ScriptedModel(), prefix_cache="radix", prefill_chunk=4)
+    reader, waiting = driver.add(greedy([5] * 40, 1)), driver.add(greedy([5] * 40, 1))
+    driver.step()
+    assert not driver.engine.has_started(waiting)
+    driver.engine.abort(reader)
+    driver.run()
+    assert driver.cached[waiting] == 4
     driver.check_outputs()
 
 

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +49,20 @@ class KvCache:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def is_coming(self, state: RequestState, readers: Sequence[RequestState]) -> bool:
+        """Whether one of ``readers`` will publish the block that a waiting request could share next.
+
+        They read prompts now; to read the same tokens beside them would double the work and end no sooner.
+        """
+        if self.prefix_cache is None or state.is_pooling or not readers:
+            return False
+        end = (len(self._match(state).block_ids) + 1) * self.block_size
+        beginning = state.tokens[:end]
+        return end < state.num_tokens and any(
+            end <= reader.num_tokens and not reader.is_pooling and np.array_equal(reader.tokens[:end], beginning)
+            for reader in readers
+        )
 
     def admit(self, state: RequestState, *, headroom: int) -> bool:
         """Give a waiting request a slot and blocks for all of its known tokens, or change nothing.

@@ -84,7 +84,7 @@ class _SlotParams:
         self.bias = [(_NO_IDS, _NO_VALUES)] * num_slots
         self.stop_ids = [_NO_IDS] * num_slots  # of a request with min_tokens
 
-    def fill(self, state: RequestState) -> None:
+    def fill(self, state: RequestState, vocab_size: int) -> None:
         slot, request, params = state.slot, state.request, state.request.params
         self.owners[slot] = state
         self.temperature[slot] = params.temperature
@@ -101,7 +101,9 @@ class _SlotParams:
         bias_ids = np.array([token for token, _ in params.logit_bias], np.int32)
         bias_values = np.array([value for _, value in params.logit_bias], np.float32)
         self.bias[slot] = (bias_ids, bias_values)
-        self.stop_ids[slot] = np.array(sorted(request.stop_ids) if request.min_tokens else [], np.int32)
+        # A tokenizer may name an EOS that the model has no logit for.
+        bannable = sorted(token for token in request.stop_ids if 0 <= token < vocab_size)
+        self.stop_ids[slot] = np.array(bannable if request.min_tokens else [], np.int32)
 
 
 class Sampler:
@@ -116,7 +118,7 @@ class Sampler:
         params = self._params
         for state, _ in rows:
             if params.owners[state.slot] is not state:
-                params.fill(state)
+                params.fill(state, logits.shape[1])
         slots = np.array([state.slot for state, _ in rows], np.intp)
         seen_starts, seen_tokens, seen_counts = _ragged([self._seen(row) for row in rows], _NO_IDS)
         bias_starts, bias_tokens, bias_values = _ragged([params.bias[state.slot] for state, _ in rows], _NO_VALUES)

@@ -86,16 +86,24 @@ class Scheduler:
                 self._schedule_chunk(schedule, state)
 
     def _admit(self, schedule: Schedule) -> None:
-        while self.waiting and len(self.running) < self.max_running and schedule.token_budget:
-            state = self.waiting[0]
+        for state in list(self.waiting):
+            if len(self.running) == self.max_running or not schedule.token_budget:
+                return
+            if self._can_wait_for_a_hit(state):
+                continue
             # Each of those that run may need a block before the newcomer has drawn a token.
             if not self._kv_cache.admit(state, headroom=len(self.running)):
                 self.is_short_of_blocks = True
                 return
-            del self.waiting[0]
+            _remove(self.waiting, state)
             state.status = RequestStatus.RUNNING
             insort(self.running, state, key=_urgency)
             self._schedule_chunk(schedule, state)
+
+    def _can_wait_for_a_hit(self, state: RequestState) -> bool:
+        """Whether a more urgent request is just reading what this one would read next."""
+        readers = [other for other in self.running if other.num_pending_tokens > 1 and other.urgency < state.urgency]
+        return self._kv_cache.is_coming(state, readers)
 
     def _schedule_chunk(self, schedule: Schedule, state: RequestState) -> None:
         count = min(state.num_pending_tokens, self._prefill_chunk, schedule.token_budget)
