@@ -173,6 +173,8 @@ class Handlers:
         router.add("POST", "/stream", self.stream)
         router.add("POST", "/forever", self.forever)
         router.add("POST", "/stream-forever", self.stream_forever)
+        router.add("POST", "/flood", self.flood)
+        router.add("POST", "/write-in-cleanup", self.write_in_cleanup)
         router.add("POST", "/refuse", self.refuse)
         router.add("POST", "/refuse-late", self.refuse_late)
         router.add("POST", "/bug", self.bug)
@@ -218,6 +220,21 @@ class Handlers:
             while True:
                 await reply.write(sse.event(b"x" * 1024))
                 await trio.sleep(1)
+
+    async def flood(self, request: Request, reply: Reply) -> None:
+        """As much as the client takes."""
+        with self._running():
+            await reply.start(200, ())
+            while True:
+                await reply.write(b"x" * 50_000)
+
+    async def write_in_cleanup(self, request: Request, reply: Reply) -> None:
+        with self._running():
+            await reply.start(200, sse.SSE_HEADERS)
+            try:
+                await trio.sleep_forever()
+            finally:
+                await reply.write(sse.DONE)
 
     async def refuse(self, request: Request, reply: Reply) -> None:
         raise InvalidRequest("temperature must be between 0 and 2, got 3", param="temperature")

@@ -192,6 +192,25 @@ async def test_b031_what_is_cut_ends_with_an_error_event_and_closes(autojump_clo
         assert app.server.num_connections == 0
 
 
+async def test_a_handler_cannot_end_its_stream_once_it_is_cut(autojump_clock: MockClock) -> None:
+    async with serving() as app:
+        client = await start(app, post("/write-in-cleanup"))
+        app.server.cut()
+        assert (await client.response()).body == b'data: {"error":"shutting_down"}\n\n'
+
+
+async def test_a_client_that_leaves_is_noticed_after_a_pause_in_reading(autojump_clock: MockClock) -> None:
+    """Reading pauses behind a long burst; the pause ends when the answer to its last request begins."""
+    limits = Limits(max_header_bytes=500, max_body_bytes=500)
+    async with serving(limits) as app:
+        client = await start(app, post("/nowhere", b"x" * 400) * 4 + post("/forever"))
+        assert app.num_running() == 1
+        await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert app.num_running() == 0
+        assert app.server.num_connections == 0
+
+
 async def test_a_client_that_does_not_read_cannot_hold_up_a_cut(autojump_clock: MockClock) -> None:
     async with serving() as app:
         client = app.connect(is_clogged=True)

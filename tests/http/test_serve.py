@@ -156,6 +156,22 @@ async def test_a_client_that_does_not_read_meets_the_write_deadline() -> None:
         assert [record.outcome for record in app.records] == [Outcome.WRITE_TIMEOUT]
 
 
+async def test_nothing_is_sent_behind_a_write_that_was_cut() -> None:
+    """What the client can still read is a body without an end, never a chunk inside another."""
+    async with serving() as app, app.connect() as client:
+        await client.send(post("/flood"))
+        await until(lambda: app.handlers.num_running == 1)
+        await trio.sleep(0.05)
+        app.server.cut()
+        await until(lambda: app.handlers.num_running == 0)
+        _, status, _ = await client.response_head()
+        body = await client.rest()
+        assert status == 200
+        chunk = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+        whole, rest = divmod(len(body), len(chunk))
+        assert body == chunk * whole + chunk[:rest]
+
+
 async def test_a_handshake_that_does_not_end_meets_the_header_deadline() -> None:
     async with serving(Limits(header_timeout=0.1), is_tls=True) as app:
         stream = await app.connect_socket()

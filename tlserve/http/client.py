@@ -77,14 +77,15 @@ class ClientConnection:
     async def read(self) -> bytes:
         """What has come of the body, waiting for some when there is none; b"" at its end."""
         pieces: list[bytes] = []
-        while True:
+        while self._h11.their_state is h11.SEND_BODY:
             event = self._next_event()
             if isinstance(event, h11.Data):
                 pieces.append(bytes(event.data))
-            elif pieces or isinstance(event, h11.EndOfMessage) or event is h11.PAUSED:
-                return b"".join(pieces)
             elif event is h11.NEED_DATA:
+                if pieces:
+                    break
                 await self._receive()
+        return b"".join(pieces)
 
     async def read_all(self) -> bytes:
         pieces: list[bytes] = []

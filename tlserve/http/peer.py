@@ -84,6 +84,7 @@ class Peer:
         """A cancel scope that ends when the peer leaves. Only one is open at a time."""
         with trio.CancelScope() as scope:
             self._dependent = scope
+            self._room.unpark_all()
             if self._is_too_far_ahead():
                 self._leave(Outcome.CLIENT_LEFT)
             elif self.departure is not None:
@@ -117,13 +118,15 @@ class Peer:
 
     async def _send_piece(self, data: bytes) -> None:
         if self.departure is None:
-            with trio.move_on_after(self.write_timeout) as deadline:
+            with trio.move_on_after(self.write_timeout):
                 try:
                     await self._stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     self._leave(Outcome.CLIENT_LEFT)
-            if deadline.cancelled_caught:
-                self._leave(Outcome.WRITE_TIMEOUT)
+                except trio.Cancelled:
+                    # Nobody knows how much was sent, so nothing can be sent behind it.
+                    self._leave(Outcome.WRITE_TIMEOUT)
+                    raise
         if self.departure is not None:
             raise PeerLeft
 

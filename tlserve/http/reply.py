@@ -1,6 +1,7 @@
 """The answer to one request: from Response, or start and write, to bytes.
 
 Rule 1: h11 is asked first, then the bytes are sent; each event of a stream is one write to the socket.
+        A cancelled handler is stopped before h11 is asked, so what h11 counts as sent was at least begun.
 Rule 2: a handler never sees an exception of the socket. When the peer is gone the scope around the
         handler is cancelled, so the next checkpoint ends it; what it writes until then goes nowhere.
 Rule 3: a response that breaks after it has started ends with one error event. Its framing is then
@@ -49,6 +50,7 @@ class HttpReply:
 
     async def send(self, response: Response) -> None:
         """Answers with a whole response, under the write deadline."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         headers = response.headers
         if response.status != 204:
             headers = (*headers, ("Content-Length", str(len(response.body))))
@@ -60,13 +62,13 @@ class HttpReply:
 
     async def start(self, status: int, headers: tuple[Header, ...]) -> None:
         """Sends the headers of a body whose length is not known yet."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         await self._deliver(self._start(status, headers))
 
     async def write(self, data: bytes) -> None:
         """Sends a part of the body."""
-        if self._is_head:
-            await trio.lowlevel.checkpoint()
-        else:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._is_head:
             await self._deliver(self._encode(h11.Data(data=data)))
 
     async def finish(self) -> None:
