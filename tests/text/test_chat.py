@@ -176,6 +176,13 @@ def test_an_assistant_without_content_is_rendered_as_empty(message: dict[str, An
     assert bytes(chat.encode([message])) == b"[]"
 
 
+def test_null_fields_are_left_out() -> None:
+    """As transformers does: templates ask whether a message has tool calls by the name of the field."""
+    chat = ChatEncoder(Template.parse("{% for m in messages %}{{ m|list }}{% endfor %}"), byte_tokenizer())
+    ids = chat.encode([{"role": "user", "content": "a", "name": None, "tool_calls": None}])
+    assert bytes(ids) == b"['role', 'content']"
+
+
 def test_messages_are_not_changed() -> None:
     messages = [{"role": "developer", "content": f"x {END}", "more": {"a": [END]}}]
     ENCODERS["hf_smollm"].encode(messages)

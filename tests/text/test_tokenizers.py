@@ -237,3 +237,21 @@ def test_byte_tokenizer_reads_bytes() -> None:
     assert (tokenizer.vocab_size, set(tokenizer.eos_ids), tokenizer.bos_id) == (256, {0}, None)
     with pytest.raises(ContextLengthExceeded):
         tokenizer.encode("abc", add_special_tokens=False, limit=2)
+
+
+def test_control_tokens_that_take_the_space_around_them_do_so_in_guarded_text() -> None:
+    """Phi's and BERT's kind of added tokens: `lstrip` and `rstrip`."""
+    description = json.loads((FIXTURES / "hf_smollm/tokenizer.json").read_text())
+    for token in description["added_tokens"]:
+        token["lstrip"] = token["content"] == "<|im_start|>"
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    tokenizer = from_tokenizer_json(json.dumps(description).encode())
+    for text in (
+        "a <|im_start|> b <|im_end|> \n c",
+        "<|im_end|>  <|im_start|>",
+        " <|im_start|><|im_end|> ",
+        "<|im_end|>\n\n",
+    ):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.encode_guarded(text, {"\U0010abcd": "x"}) == ids
+        assert tokenizer.encode(text, add_special_tokens=False, limit=len(ids)) == ids

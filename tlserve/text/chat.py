@@ -94,13 +94,13 @@ class _Marks:
         self._unused = self._unused_characters(texts)
 
     def message(self, message: Message) -> dict[str, object]:
-        """The message as templates expect it, marked."""
-        marked = {str(self._key(key)): self._value(value) for key, value in message.items()}
+        """The message as templates expect it, marked. A field that is null is left out."""
+        marked = {str(self._key(key)): self._value(value) for key, value in message.items() if value is not None}
         if marked.get("role") == "developer":
             marked["role"] = "system"
-        if marked.get("role") == "assistant" and marked.get("content") is None:
-            # Beside tool calls; many templates add the content to a string.
-            marked["content"] = ""
+        if marked.get("role") == "assistant":
+            # Beside tool calls it may be absent, and many templates add it to a string.
+            marked.setdefault("content", "")
         return marked
 
     def unescaped(self, text: str) -> str:

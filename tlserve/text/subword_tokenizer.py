@@ -29,12 +29,15 @@ class Vocabulary:
     eos_ids: frozenset[int]
     eos_token: str
     strips_first_space: bool  # `encode` puts a space before the text, so `decode` takes it away
-    keeps_all_text: bool  # every byte of a text comes back from its ids, or of the text
-    composes: bool = False  # after composing its characters (NFC)
+    keeps_all_text: bool  # every byte of a text comes back from its ids, but for the effect of composing
+    composes: bool = False  # characters are composed first (NFC)
 
 
 class SubwordTokenizer:
-    """Implements Tokenizer."""
+    """Implements Tokenizer; see there. Where `decode` meets a space that `encode` put before the text, it takes it away.
+
+    Inside a text nothing is taken away, so the bytes of generated tokens are what they add to the prompt's text.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
         backend.no_truncation()
@@ -101,7 +104,8 @@ class SubwordTokenizer:
             yield stretch.rstrip() if token.lstrip else stretch, match[0]
             start = match.end()
             if token.rstrip:
-                start += len(text) - start - len(text[start:].lstrip())
+                while start < len(text) and text[start].isspace():
+                    start += 1
         yield text[start:], None
 
     @cached_property
