@@ -52,12 +52,11 @@ class Results:
         self._path = path
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": {}}
 
-    def put(self, row: Row, samples: list[Sample], command: str) -> None:
+    def put(self, row: Row, samples: list[Sample]) -> None:
         theirs = [sample[1] for sample in samples if sample[1] is not None]
         self.content["rows"][row.id] = {
             "ours": [round(sample[0], 4) for sample in samples],
             "theirs": [round(value, 4) for value in theirs],
-            "command": command,
         }
 
     def medians(self, row: Row) -> tuple[float, float | None] | None:
@@ -75,6 +74,9 @@ class Results:
             return None
         ratio: float = statistics.median(a / b for a, b in zip(stored["ours"], stored["theirs"], strict=True))
         return ratio
+
+    def num_rounds(self, row: Row) -> int:
+        return len(self.content["rows"][row.id]["ours"])
 
     def save(self) -> None:
         self._path.write_text(json.dumps(self.content, indent=1, sort_keys=True) + "\n")

@@ -10,8 +10,9 @@ from typing import Any
 
 from tlserve.cli import plot
 from tlserve.cli.bench_tests import Batched, Bench, Single
-from tlserve.cli.engine_options import add_engine_options, engine_config, natural, positive, report
+from tlserve.cli.engine_options import add_engine_options, engine_config, natural, positive
 from tlserve.cli.progress import Progress
+from tlserve.cli.start_progress import StartProgress
 from tlserve.loading import load
 
 BLOCK_SIZE = 16
@@ -76,7 +77,7 @@ def _measure(arguments: argparse.Namespace, singles: list[Single], batches: list
         max_num_seqs=_most_streams(batches),
         queue_capacity=_most_streams(batches),
     )
-    loaded = load(config, report)
+    loaded = load(config, StartProgress())
     try:
         bench = Bench(loaded.engine, loaded.runners[0].vocab_size, seed=arguments.seed)
         num_runs = arguments.repetitions + 1  # the first one of each is not counted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,3 @@ def engine_config(arguments: argparse.Namespace, **overrides: Any) -> ServeConfi
     given = {"threads": arguments.threads} if arguments.threads is not None else {}
     chosen = {"weights": arguments.weights, "kv_dtype": arguments.kv_dtype}
     return ServeConfig.for_model(arguments.model_dir, **given, **chosen, **overrides)
-
-
-def report(line: str) -> None:
-    """One line for each stage of loading, out of the way of the figures."""
-    print(line, file=sys.stderr, flush=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tlserve.cli.engine_options import add_engine_options, engine_config, positive, report
+from tlserve.cli.engine_options import add_engine_options, engine_config, positive
 from tlserve.cli.progress import Progress
+from tlserve.cli.start_progress import StartProgress
 from tlserve.engine.step_batch import Model
 from tlserve.errors import ConfigError
 from tlserve.loading import load
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         block_size=BLOCK_SIZE,
         num_blocks=-(-arguments.ctx_size // BLOCK_SIZE),
     )
-    loaded = load(config, report)
+    loaded = load(config, StartProgress())
     try:
         tokenizer = loaded.chat_encoder.tokenizer
         ids = tokenizer.encode(text, add_special_tokens=True, parse_special=False)
