@@ -34,9 +34,10 @@ class Vocabulary:
 
 
 class SubwordTokenizer:
-    """Implements Tokenizer; see there. Where `decode` meets a space that `encode` put before the text, it takes it away.
+    """Implements Tokenizer.
 
-    Inside a text nothing is taken away, so the bytes of generated tokens are what they add to the prompt's text.
+    `decode` takes away the space that `encode` put before a text, at the very beginning and nowhere else, so the bytes
+    of generated tokens are exactly what they add to the decoded prompt.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
