@@ -24,7 +24,7 @@ SAMPLING = (
     SamplingParams(temperature=0.0, frequency_penalty=0.8, logit_bias=((3, 1.5), (9, -100.0))),
     SamplingParams(temperature=1.3, top_k=5, min_p=0.05, num_logprobs=3),
 )
-LONGEST = 60  # tokens of prompt and answer
+LONGEST = 64  # tokens of prompt and answer
 SPECULATION = {"off": None, "prompt_lookup": prompt_lookup(4), "draft_model": draft_model(3)}
 
 
@@ -38,7 +38,7 @@ def requests(rng: random.Random, count: int) -> list[GenRequest]:
         made.append(
             GenRequest(
                 tuple(prompt),
-                rng.randrange(1, LONGEST - len(prompt) + 1) if index % 3 else 1 + index % 12,
+                rng.randrange(1, min(24, LONGEST - len(prompt)) + 1),
                 SAMPLING[index % len(SAMPLING)],
                 seed=index * 1_000_003,
                 stop_ids=frozenset({11}) if index % 4 == 0 else frozenset(),

@@ -220,10 +220,11 @@ class Engine:
             outputs.append(_token_out(state, token, finish, sampled, row + place))
             if finish is not None:
                 break
-        state.num_computed_tokens = min(num_known + num_right, state.num_tokens)
+        # No more than has been taken: a draft ends before max_tokens and at a stop id.
+        state.num_computed_tokens = num_known + num_right
         if state.num_draft_tokens:
             self._num_drafted += state.num_draft_tokens
-            self._num_accepted += min(num_right, len(outputs))
+            self._num_accepted += num_right
             self._drafter.record(state, num_right)
             state.num_draft_tokens = 0
         self._kv_cache.publish(state)

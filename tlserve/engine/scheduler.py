@@ -138,6 +138,7 @@ class Scheduler:
             assert state.num_computed_tokens == 0
         for state in self.running:
             assert state.num_pending_tokens > 0, f"{state} has nothing to compute"
+            assert state.num_draft_tokens == 0, f"{state} still has a draft"
             assert state.num_tokens < len(state.tokens) or state.is_pooling
         self._kv_cache.check_invariants(self.running)
 
