@@ -25,6 +25,7 @@ from numba import types
 from tlserve.kernels.emit import (
     COLUMNS,
     F32,
+    I1,
     I8,
     I16,
     I32,
@@ -201,18 +202,55 @@ def load_second(b: Any, layout: Layout, header: Any, group: Any) -> Any:
     return b.fneg(minimum) if layout.is_k else minimum
 
 
-# ---- dot products ----
+# ---- dot products: the same integers on every ISA ----
 
 
-def emit_dot_u8s8(b: Any, total: Any, weights: Any, four: Any) -> Any:
+def _halves(b: Any, vector: Any) -> list[Any]:
+    count = vector.type.count // 2
+    starts = ([i + start for i in range(count)] for start in (0, count))
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    return [b.shuffle_vector(vector, undefined, ir.Constant(vector_of(I32, count), lanes)) for lanes in starts]
+
+
+def _dot(b: Any, total: Any, weights: Any, four: Any) -> Any:
     """total + the sum of four products of unsigned bytes of weights and the signed bytes of ``four``, in each lane."""
     if TARGET.isa == "avx512":
-        return _vnni(b, total, b.bitcast(weights, i32x16.llvm), broadcast(b, four))
+        operands = (total, b.bitcast(weights, i32x16.llvm), broadcast(b, four))
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, *operands)
+    if TARGET.isa == "avx2":
+        dot = _dot_vnni256 if _HAS_VNNI256 else _dot_avx2
+        wide = b.bitcast(broadcast(b, four), u8x64.llvm)
+        parts = [dot(b, *operands) for operands in zip(*(_halves(b, v) for v in (total, weights, wide)), strict=True)]
+        return b.shuffle_vector(*parts, ir.Constant(vector_of(I32), list(range(LANES))))
     return _dot_plain(b, total, weights, four)
 
 
-def _vnni(b: Any, total: Any, weights: Any, activations: Any) -> Any:
-    return call(b, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, total, weights, activations)
+_HAS_VNNI256 = "avxvnni" in TARGET.features
+# Without VNNI products are added in pairs in 16 bits, which hold 2 * 127 * 127 but not 2 * 255 * 127.
+_SIGNS_LARGE = TARGET.isa == "avx2" and not _HAS_VNNI256
+
+
+def _dot_vnni256(b: Any, total: Any, weights: Any, activations: Any) -> Any:
+    operands = (b.bitcast(v, total.type) for v in (weights, activations))
+    return call(b, "llvm.x86.avx512.vpdpbusd.256", total.type, total, *operands)
+
+
+def _dot_avx2(b: Any, total: Any, weights: Any, activations: Any) -> Any:
+    words = vector_of(I16, LANES)
+    pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", words, weights, activations)
+    return b.add(total, call(b, "llvm.x86.avx2.pmadd.wd", total.type, pairs, constant(words, 1)))
+
+
+def _dot_signed_avx2(b: Any, total: Any, weights: Any, four: Any) -> Any:
+    """The same of weights - 128: magnitudes up to 128 times activations that take their signs, which are above -128."""
+    signed = b.xor(weights, constant(u8x64.llvm, 128))
+    wide = b.bitcast(broadcast(b, four), u8x64.llvm)
+    parts = []
+    for half, weight, activation in zip(*(_halves(b, v) for v in (total, signed, wide)), strict=True):
+        magnitude = call(b, "llvm.abs.v32i8", weight.type, weight, ir.Constant(I1, 0))
+        turned = call(b, "llvm.x86.avx2.psign.b", weight.type, activation, weight)
+        parts.append(_dot_avx2(b, half, magnitude, turned))
+    return b.shuffle_vector(*parts, ir.Constant(vector_of(I32), list(range(LANES))))
 
 
 def _dot_plain(b: Any, total: Any, weights: Any, four: Any) -> Any:
@@ -229,12 +267,30 @@ def _dot_plain(b: Any, total: Any, weights: Any, four: Any) -> Any:
     return total
 
 
-def _dots(b: Any, starts: list[Any], values: list[Any], pointer: Any, first: int) -> list[Any]:
+def _dots(b: Any, starts: list[Any], values: list[Any], pointer: Any, first: int, dot: Any) -> list[Any]:
+    """Adds the products of the vectors of 4 k from number ``first`` of the group on."""
     for v, weights in enumerate(values, first):
         for c, total in enumerate(starts):
             four = b.load(pointer_to(b, _at(b, pointer, c * RECORD + 4 * v), I32), align=4)
-            starts[c] = emit_dot_u8s8(b, total, weights, four)
+            starts[c] = dot(b, total, weights, four)
     return starts
+
+
+def _group_dots(b: Any, layout: Layout, values: list[Any], width: int, pointer: Any) -> list[Any]:
+    """ROUND_BITS + (q - offset) . activations of a group, for each column."""
+    if layout.offset == 128 and _SIGNS_LARGE:
+        return _dots(b, [constant(i32x16.llvm, ROUND_BITS)] * width, values, pointer, 0, _dot_signed_avx2)
+    if layout.offset:
+        starts = [_scalar(b, pointer, c * RECORD + START_AT[layout.offset], I32) for c in range(width)]
+    else:
+        starts = [constant(i32x16.llvm, ROUND_BITS)] * width
+    return _dots(b, starts, values, pointer, 0, _dot)
+
+
+def _half_dots(b: Any, half: int, values: list[Any], width: int, pointer: Any) -> list[Any]:
+    """The same of the first or last 16 k, for the offset of 32."""
+    starts = [_scalar(b, pointer, c * RECORD + HALF_STARTS_AT[half], I32) for c in range(width)]
+    return _dots(b, starts, values[4 * half : 4 * half + 4], pointer, 4 * half, _dot)
 
 
 def _scaled(b: Any, dot: Any, scale: Any) -> Any:
@@ -255,17 +311,11 @@ def add_group(
     """
     width = len(columns)
     if layout.halves:
-        parts = []
-        for half in range(2):
-            starts = [_scalar(b, pointer, c * RECORD + HALF_STARTS_AT[half], I32) for c in range(width)]
-            dots = _dots(b, starts, values[4 * half : 4 * half + 4], pointer, 4 * half)
-            parts.append([_scaled(b, dot, (scale, second)[half]) for dot in dots])
-        products = [b.fadd(first, last) for first, last in zip(*parts, strict=True)]
+        first, last = (_half_dots(b, half, values, width, pointer) for half in range(2))
+        pairs = zip(first, last, strict=True)
+        products = [b.fadd(_scaled(b, low, scale), _scaled(b, high, second)) for low, high in pairs]
     else:
-        starts = [constant(i32x16.llvm, ROUND_BITS)] * width
-        if layout.offset:
-            starts = [_scalar(b, pointer, c * RECORD + START_AT[layout.offset], I32) for c in range(width)]
-        products = [_scaled(b, dot, scale) for dot in _dots(b, starts, values, pointer, 0)]
+        products = [_scaled(b, dot, scale) for dot in _group_dots(b, layout, values, width, pointer)]
     total = []
     for c, product in enumerate(products):
         column = emit_fma(b, product, _scalar(b, pointer, c * RECORD + SCALE_AT, F32), columns[c])
