@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernels import naive
-from tlserve.kernels.attention import attend, scratch_floats, sub_block_size, write_kv
+from tlserve.kernels.attention import attend, attention_addresses, scratch_floats, sub_block_bytes, write_kv
 from tlserve.kernels.jit import jit
 
 Floats = NDArray[np.float32]
@@ -17,25 +17,24 @@ Floats = NDArray[np.float32]
 
 @jit
 def _run(  # type: ignore[no-untyped-def]
-    q, keys, values, kv, table, head, num_kv_heads, block_size, cuts, out
+    number, kernels, q, keys, values, kv, table, head, num_kv_heads, block_size, cuts, out, scratch
 ):
     """Writes every token of one request, then attends in runs that end at ``cuts``."""
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // num_kv_heads
-    sub = sub_block_size(head_dim)
+    sub = sub_block_bytes(head_dim, number)
     head_size = sub * (block_size // 16)
     block_stride = num_kv_heads * head_size
     for t in range(num_tokens):
         at = table[0, t // block_size] * block_stride + head * head_size + t % block_size // 16 * sub
-        write_kv(True, kv, at, t % 16, head_dim, keys.ravel(), t * head_dim)
-        write_kv(False, kv, at, t % 16, head_dim, values.ravel(), t * head_dim)
-    scratch = np.full(scratch_floats(head_dim), np.nan, np.float32)
+        write_kv(number, True, kv, at, t % 16, head_dim, keys.ravel(), t * head_dim)
+        write_kv(number, False, kv, at, t % 16, head_dim, values.ravel(), t * head_dim)
     row = num_heads * head_dim
     start = 0
     for stop in cuts:
         at = start * row + head * group * head_dim
         attend(
-            q.ravel(), at, row, stop - start, group, head_dim, np.float32(1 / np.sqrt(head_dim)), start,
+            kernels, q.ravel(), at, row, stop - start, group, head_dim, start,
             kv, head * head_size, table, 0, block_size, block_stride, out, at, row, scratch,
         )  # fmt: skip
         start = stop
@@ -47,7 +46,7 @@ class Case:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    is_f16: bool = True
+    number: int = 2  # bytes
     block_size: int = 16
 
     def inputs(self) -> tuple[Floats, Floats, Floats]:
@@ -55,7 +54,7 @@ class Case:
         rng = np.random.default_rng(self.num_tokens)
         q = rng.normal(0, 2, (self.num_tokens, self.num_heads, self.head_dim)).astype(np.float32)
         kv = rng.normal(0, 1, (2, self.num_kv_heads, self.num_tokens, self.head_dim)).astype(np.float32)
-        if self.is_f16:
+        if self.number == 2:
             kv = kv.astype(np.float16).astype(np.float32)
         return q, kv[0], kv[1]
 
@@ -64,15 +63,20 @@ class Case:
         q, keys, values = self.inputs()
         num_blocks = -(-self.num_tokens // self.block_size)
         table = np.random.default_rng(order).permutation(num_blocks + 2)[None, :num_blocks].astype(np.int32)
-        sub = sub_block_size(self.head_dim)
+        sub = sub_block_bytes(self.head_dim, self.number)
         size = (num_blocks + 2) * self.num_kv_heads * self.block_size // 16 * sub
-        kv = np.full(size * 4, fill, np.uint8).view(np.uint16 if self.is_f16 else np.float32)[:size]
+        kv = np.full(size, fill, np.uint8)
         out = np.zeros(q.size, np.float32)
         # A run never leaves its 16 positions.
         stops = sorted({*range(16, self.num_tokens, 16), *range(step, self.num_tokens, step), self.num_tokens})
         cuts = np.array(stops, np.int64)
+        kernels = attention_addresses(self.num_heads // self.num_kv_heads, self.number)
+        scratch = np.full(scratch_floats(self.head_dim), np.nan, np.float32)
         for head in range(self.num_kv_heads):
-            _run(q, keys[head], values[head], kv, table, head, self.num_kv_heads, self.block_size, cuts, out)
+            _run(
+                self.number, kernels, q, keys[head], values[head], kv, table, head, self.num_kv_heads, self.block_size,
+                cuts, out, scratch,
+            )  # fmt: skip
         return out.reshape(q.shape)
 
 
@@ -80,9 +84,9 @@ CASES = [
     Case(1, 1, 1, 8),
     Case(17, 2, 1, 16),
     Case(40, 9, 3, 64),
-    Case(40, 9, 3, 64, is_f16=False, block_size=32),
+    Case(40, 9, 3, 64, number=4, block_size=32),
     Case(130, 7, 1, 24, block_size=64),
-    Case(70, 16, 1, 128, is_f16=False),
+    Case(70, 16, 1, 128, number=4),
     Case(33, 4, 4, 20),
 ]
 
@@ -117,9 +121,9 @@ def test_what_a_block_held_before_does_not_matter(fill: int) -> None:
 
 def test_a_value_too_large_for_the_cache_stays_finite() -> None:
     """An infinity in a token that others do not see would make their sums NaN."""
-    kv = np.zeros(sub_block_size(16), np.uint16)
+    kv = np.zeros(sub_block_bytes(16, 2), np.uint8)
     huge = np.full(16, 1e9, np.float32)
     for is_key in (True, False):
-        write_kv(is_key, kv, 0, 3, 16, huge, 0)
+        write_kv(2, is_key, kv, 0, 3, 16, huge, 0)
     assert np.isfinite(kv.view(np.float16)).all()
     assert kv.view(np.float16)[3] == np.float16(65504)

@@ -1,20 +1,26 @@
 """The forward pass of one step, the same code for every model: all tokens of all requests, all layers, one call.
 
-Every thread runs ``step``: a sequence of stages, each cut into pieces that threads claim as they come. A stage begins
-when all pieces of the one before are done. Pieces are whole rows of weights, whole tokens, or whole heads, so nobody's
-sum is ever shared and the bits do not depend on who took what.
+Every thread runs ``_step``: a sequence of stages, each cut into pieces that threads claim as they come (threads.py has
+the rules). Pieces are whole rows of weights, whole tokens, or whole heads, so nobody's sum is ever shared and the bits
+do not depend on who took what, nor on how many pieces there are.
 
-    norm, quantise          a few tokens a piece
-    q, k, v                 a few heads a piece; then bias, QK norm, rope, and k and v into the cache
-    attention               a run of tokens of one request and one head of keys a piece
+    embedding               a few tokens a piece
+    norm, quantise          a few tokens
+    q, k, v                 a few heads of one of the three; then QK norm, rope, and k and v into the cache
+    attention               a run of tokens of one request, and one head of keys
     quantise                a few tokens
     output + residual       a few rows of weights
-    norm, quantise
+    norm, quantise          a few tokens
     gate, up, silu(gate)*up a few rows of both
-    quantise
+    quantise                a few tokens
     down + residual         a few rows of weights
+    ... for each layer, then
+    final norm              a row whose logits or hidden state are wanted
+    head                    a few rows of weights
 """
 
+# Numba types kernels; mypy sees their scalars as Any.
+# mypy: disable-error-code="no-any-return, return-value, operator"
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -22,69 +28,106 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from tlserve.kernels.attention import attend, sub_block_at, sub_block_size, write_kv
+from tlserve.kernels.attention import attend, sub_block_at, sub_block_bytes, write_kv
 from tlserve.kernels.jit import entry, inline, jit
 from tlserve.kernels.layout import ROWS
 from tlserve.kernels.matmul import matmul
 from tlserve.kernels.pack import unpack_row
 from tlserve.kernels.pointwise import rms_norm, rope, silu_times
 from tlserve.kernels.product import Product, is_quantised, lanes_for, put_column
-from tlserve.kernels.state import ABSENT, DIMS, WEIGHTS, Dims, Field, Matrix, Norm, Weights, Work, work_type
+from tlserve.kernels.state import DIMS, WEIGHTS, WORK, Dims, Field, Floats, Matrix, Norm, Numbers, Weights, Work
+from tlserve.kernels.threads import (
+    MAX_PIECES,
+    Sync,
+    Team,
+    begin,
+    claim,
+    end,
+    finish,
+    is_current,
+    new_sync,
+    next_epoch,
+    wait_stage,
+)
 
 TOKENS_A_PIECE = 4
-PIECES_A_THREAD = 4
+PIECES_A_THREAD = 4  # of a stage: few enough to be cheap, enough that threads end together
+STAGES_A_LAYER = 9
+OTHER_STAGES = 3
 
-FORMAT, AT, ROWS_FIELD, COLUMNS, BIAS = (int(field) for field in Field)
+FORMAT, AT, ROW_COUNT, COLUMNS, BIAS = (int(field) for field in Field)
 Q, K, V, OUTPUT, GATE, UP, DOWN = (int(matrix) for matrix in Matrix)
 INPUT, POST_ATTENTION, Q_NORM, K_NORM = (int(norm) for norm in Norm)
 
 
-class Threads(NamedTuple):
+class Now(NamedTuple):
+    """One step as one thread sees it. What is here was read while the epoch was current, and holds until its end."""
+
+    sync: Sync
+    epoch: int
+    thread: int
     threads: int
+    num_tokens: int
+    num_logits: int
+    num_hidden: int
+    num_runs: int
 
 
-@jit
-def take(team, stage, pieces, previous):
-    piece = previous + 1
-    return piece if piece < pieces else -1
-
-
-class Team:
-    """Runs steps."""
+class Forward:
+    """Runs steps of one model on a team of threads."""
 
     def __init__(self, dims: Dims, weights: Weights, work: Work, threads: int) -> None:
-        self._arguments = dims, weights, work
+        sync = new_sync(dims.num_layers * STAGES_A_LAYER + OTHER_STAGES)
+        self._arguments = dims, weights, work, sync
+        self._threads = threads
+        self._team = Team(sync, threads, lambda thread: run(*self._arguments, thread, threads))
 
-    def run(self) -> None:
-        forward(*self._arguments)
+    def __call__(self) -> None:
+        """One step over the batch in ``work``, whose logits and hidden states are then there. Releases the GIL."""
+        run(*self._arguments, 0, self._threads)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads; idempotent."""
+        self._team.close()
 
 
 @inline
-def _rows_a_piece(tiles, threads):
-    """Rows of weights that one piece computes: few enough that threads end together, and whole tiles."""
-    return max(1, tiles // (PIECES_A_THREAD * threads)) * ROWS
+def _take(now: Now, stage: int, pieces: int, done: int) -> int:
+    """The next piece of a stage, after ``done`` (-1 before the first); -1 once all of them are done.
+
+    A thread that comes too late for the epoch finds every stage done, and touches nothing.
+    """
+    piece = claim(now.sync, stage, now.epoch, pieces) if done < 0 else finish(now.sync, stage, now.epoch, pieces)
+    if piece < 0:
+        wait_stage(now.sync, stage, now.epoch, pieces)
+    return piece
+
+
+@inline
+def _share(items: int, least: int) -> int:
+    """Items of one piece, when there may be no more than MAX_PIECES."""
+    return max(least, (items + MAX_PIECES - 1) // MAX_PIECES)
+
+
+@inline
+def _rows_a_piece(rows: int, threads: int, pieces_a_thread: int) -> int:
+    """Rows of weights of one piece, whole tiles."""
+    tiles = (rows + ROWS - 1) // ROWS
+    return _share(tiles, tiles // (pieces_a_thread * threads)) * ROWS if tiles > 1 else ROWS
+
+
+@inline
+def _pieces(items: int, share: int) -> int:
+    return (items + share - 1) // share
+
+
+# ---- products ----
 
 
 @jit
-def _find_runs(work, num_tokens):
-    """Cuts the tokens into runs of one request and one sub-block."""
-    count = 0
-    for t in range(num_tokens):
-        same = t > 0 and work.request_rows[t] == work.request_rows[t - 1] and work.positions[t] % 16 != 0
-        if not same:
-            work.runs[count] = t
-            count += 1
-    work.runs[count] = num_tokens
-    return count
-
-
-@jit
-def _prepare(users, values, size, work, t, columns):
+def _prepare(users: Numbers, values: Floats, size: int, work: Work, t: int, columns: int) -> None:
     """Row t of ``values`` [columns, size], in each form that the matrices ``users`` [any, fields] need."""
-    quantised = np.int64(0)
+    quantised = 0
     for user in range(users.shape[0]):
         quantised += is_quantised(users[user, FORMAT])
     lanes = lanes_for(columns)
@@ -95,97 +138,95 @@ def _prepare(users, values, size, work, t, columns):
 
 
 @jit
-def _multiply(weights, matrix, first, last, work, thread, columns, y, y_at, y_stride, accumulate):
+def _multiply(
+    weights: Weights, matrix: Numbers, first: int, last: int, work: Work, thread: int, columns: int,
+    y: Floats, y_at: int, y_stride: int, accumulate: bool,
+) -> None:  # fmt: skip
     """y[t, first:last] = (y +) bias + rows first..last of the matrix times what was prepared; whole tiles of rows."""
     act = work.quantised if is_quantised(matrix[FORMAT]) else work.spread
     product = Product(
-        weights.kernels, weights.arena, matrix[FORMAT], matrix[AT], matrix[ROWS_FIELD], matrix[COLUMNS], matrix[BIAS],
+        weights.kernels, weights.arena, matrix[FORMAT], matrix[AT], matrix[ROW_COUNT], matrix[COLUMNS], matrix[BIAS],
         act, 0, columns, lanes_for(columns), y, y_at, y_stride, accumulate,
     )  # fmt: skip
     matmul(product, first // ROWS, (last + ROWS - 1) // ROWS, work.scratch[thread], 0)
 
 
-@jit
-def _embed_and_find_runs(dims, weights, work, team, stage):
-    n, e = work.sizes[0], weights.embedding
-    pieces = (n + TOKENS_A_PIECE - 1) // TOKENS_A_PIECE
-    piece = take(team, stage, pieces, -1)
-    while piece >= 0:
-        if piece == 0:
-            work.runs[-1] = _find_runs(work, n)
-        for t in range(piece * TOKENS_A_PIECE, min(n, (piece + 1) * TOKENS_A_PIECE)):
-            unpack_row(e[FORMAT], weights.arena, e[AT], work.token_ids[t], e[COLUMNS], work.x, t * dims.hidden_size)
-        piece = take(team, stage, pieces, piece)
+# ---- stages ----
 
 
 @jit
-def _norm(dims, weights, norm_at, users, work, team, stage):
-    """normed = the norm of each row of x, ready for the matrices ``users``."""
-    n, size = work.sizes[0], dims.hidden_size
-    pieces = (n + TOKENS_A_PIECE - 1) // TOKENS_A_PIECE
-    piece = take(team, stage, pieces, -1)
+def _embed(dims: Dims, weights: Weights, work: Work, now: Now, stage: int) -> None:
+    matrix, n = weights.embedding, now.num_tokens
+    share = _share(n, TOKENS_A_PIECE)
+    pieces = _pieces(n, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        for t in range(piece * TOKENS_A_PIECE, min(n, (piece + 1) * TOKENS_A_PIECE)):
+        for t in range(piece * share, min(n, (piece + 1) * share)):
+            at = t * dims.hidden_size
+            unpack_row(matrix[FORMAT], weights.arena, matrix[AT], work.token_ids[t], matrix[COLUMNS], work.x, at)
+        piece = _take(now, stage, pieces, piece)
+
+
+@jit
+def _norm(dims: Dims, weights: Weights, norm_at: int, users: Numbers, work: Work, now: Now, stage: int) -> None:
+    """The norm of each row of x, prepared for the matrices ``users``."""
+    n, size = now.num_tokens, dims.hidden_size
+    share = _share(n, TOKENS_A_PIECE)
+    pieces = _pieces(n, share)
+    piece = _take(now, stage, pieces, -1)
+    while piece >= 0:
+        for t in range(piece * share, min(n, (piece + 1) * share)):
             rms_norm(work.x, t * size, size, weights.arena, norm_at, weights.constants[0], work.normed, t * size)
             _prepare(users, work.normed, size, work, t, n)
-        piece = take(team, stage, pieces, piece)
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _prepare_all(users, values, work, team, stage):
-    n, size = work.sizes[0], users[0, COLUMNS]
-    pieces = (n + TOKENS_A_PIECE - 1) // TOKENS_A_PIECE
-    piece = take(team, stage, pieces, -1)
+def _prepare_all(users: Numbers, values: Floats, work: Work, now: Now, stage: int) -> None:
+    n, size = now.num_tokens, users[0, COLUMNS]
+    share = _share(n, TOKENS_A_PIECE)
+    pieces = _pieces(n, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        for t in range(piece * TOKENS_A_PIECE, min(n, (piece + 1) * TOKENS_A_PIECE)):
+        for t in range(piece * share, min(n, (piece + 1) * share)):
             _prepare(users, values, size, work, t, n)
-        piece = take(team, stage, pieces, piece)
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _project(weights, matrix, work, team, thread, stage):
+def _project(weights: Weights, matrix: Numbers, work: Work, now: Now, stage: int) -> None:
     """x += matrix times what was prepared."""
-    n, rows = work.sizes[0], matrix[ROWS_FIELD]
-    step = _rows_a_piece((rows + ROWS - 1) // ROWS, team.threads)
-    pieces = (rows + step - 1) // step
-    piece = take(team, stage, pieces, -1)
+    rows = matrix[ROW_COUNT]
+    share = _rows_a_piece(rows, now.threads, PIECES_A_THREAD)
+    pieces = _pieces(rows, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        first, last = piece * step, min(rows, (piece + 1) * step)
-        _multiply(weights, matrix, first, last, work, thread, n, work.x, 0, rows, True)
-        piece = take(team, stage, pieces, piece)
+        first, last = piece * share, min(rows, (piece + 1) * share)
+        _multiply(weights, matrix, first, last, work, now.thread, now.num_tokens, work.x, 0, rows, True)
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _qkv(dims, weights, layer, work, team, thread, stage):
-    """q, k and v of all tokens, normed and rotated, k and v in the cache. A piece is a few heads of one of the three."""
-    matrices, norms = weights.matrices[layer], weights.norms[layer]
+def _qkv(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
+    """q, k and v of all tokens, normed and rotated, k and v in the cache."""
     heads = _heads_a_tile(dims.head_dim)
-    q_pieces, k_pieces = (dims.num_heads + heads - 1) // heads, (dims.num_kv_heads + heads - 1) // heads
-    row = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+    q_pieces, k_pieces = _pieces(dims.num_heads, heads), _pieces(dims.num_kv_heads, heads)
     pieces = q_pieces + 2 * k_pieces
-    piece = take(team, stage, pieces, -1)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        which = Q if piece < q_pieces else K if piece < q_pieces + k_pieces else V
-        offset = (0, q_pieces, q_pieces + k_pieces)[which]
-        start = (0, dims.num_heads, dims.num_heads + dims.num_kv_heads)[which]
-        first = (piece - offset) * heads
-        last = min(first + heads, dims.num_heads if which == Q else dims.num_kv_heads)
-        _multiply(
-            weights, matrices[which], first * dims.head_dim, last * dims.head_dim, work, thread, work.sizes[0],
-            work.qkv, start * dims.head_dim, row, False,
-        )  # fmt: skip
-        for t in range(work.sizes[0]):
-            for head in range(first, last):
-                at = t * row + (start + head) * dims.head_dim
-                if which != V:
-                    _norm_and_rotate(dims, weights, norms[Q_NORM + which - Q], work, t, at)
-                if which != Q:
-                    _keep(dims, layer, head, which == K, work, t, at)
-        piece = take(team, stage, pieces, piece)
+        if piece < q_pieces:
+            _some_heads(dims, weights, layer, Q, 0, piece * heads, heads, dims.num_heads, work, now)
+        elif piece < q_pieces + k_pieces:
+            first = (piece - q_pieces) * heads
+            _some_heads(dims, weights, layer, K, dims.num_heads, first, heads, dims.num_kv_heads, work, now)
+        else:
+            first, start = (piece - q_pieces - k_pieces) * heads, dims.num_heads + dims.num_kv_heads
+            _some_heads(dims, weights, layer, V, start, first, heads, dims.num_kv_heads, work, now)
+        piece = _take(now, stage, pieces, piece)
 
 
 @inline
-def _heads_a_tile(head_dim):
+def _heads_a_tile(head_dim: int) -> int:
     """The fewest heads whose rows fill whole tiles."""
     heads = 1
     while heads * head_dim % ROWS:
@@ -194,121 +235,186 @@ def _heads_a_tile(head_dim):
 
 
 @jit
-def _norm_and_rotate(dims, weights, norm_at, work, t, at):
-    if norm_at != ABSENT:
+def _some_heads(
+    dims: Dims, weights: Weights, layer: int, which: int, start: int, first: int, heads: int, num_heads: int,
+    work: Work, now: Now,
+) -> None:  # fmt: skip
+    """``heads`` heads of q, k or v from ``first`` on, which has ``num_heads``; it begins at head ``start`` of a row."""
+    d = dims.head_dim
+    row = (dims.num_heads + 2 * dims.num_kv_heads) * d
+    last = min(first + heads, num_heads)
+    matrix, norms = weights.matrices[layer, which], weights.norms[layer]
+    _multiply(weights, matrix, first * d, last * d, work, now.thread, now.num_tokens, work.qkv, start * d, row, False)
+    for t in range(now.num_tokens):
+        for head in range(first, last):
+            at = t * row + (start + head) * d
+            if which != V:
+                _norm_and_rotate(dims, weights, norms[Q_NORM] if which == Q else norms[K_NORM], work, t, at)
+            if which != Q:
+                _keep(dims, layer, head, which == K, work, t, at)
+
+
+@jit
+def _norm_and_rotate(dims: Dims, weights: Weights, norm_at: int, work: Work, t: int, at: int) -> None:
+    if norm_at >= 0:
         rms_norm(work.qkv, at, dims.head_dim, weights.arena, norm_at, weights.constants[0], work.qkv, at)
     half = dims.head_dim // 2
     rope(work.qkv, at, half, weights.cosines, weights.sines, work.positions[t] * half)
 
 
 @inline
-def _cache_at(dims, layer, head):
-    """Where this layer and head begin in block 0, and how far apart blocks of one layer are."""
-    head_size = dims.block_size // 16 * sub_block_size(dims.head_dim)
-    block_stride = dims.num_kv_heads * head_size
-    return layer * dims.num_blocks * block_stride + head * head_size, block_stride
+def _cache_at(dims: Dims, layer: int, head: int) -> tuple[int, int]:
+    """The byte where this layer and head begin in block 0, and the bytes from a block of a layer to the next."""
+    head_bytes = dims.block_size // 16 * sub_block_bytes(dims.head_dim, dims.kv_number_bytes)
+    block_stride = dims.num_kv_heads * head_bytes
+    return layer * dims.num_blocks * block_stride + head * head_bytes, block_stride
 
 
 @jit
-def _keep(dims, layer, head, is_key, work, t, at):
+def _keep(dims: Dims, layer: int, head: int, is_key: bool, work: Work, t: int, at: int) -> None:
     base, block_stride = _cache_at(dims, layer, head)
     position = np.int64(work.positions[t])
-    sub_block = base + sub_block_at(
-        work.block_tables, work.request_rows[t], position, dims.block_size, block_stride, sub_block_size(dims.head_dim)
-    )
-    write_kv(is_key, work.kv, sub_block, position % 16, dims.head_dim, work.qkv, at)
+    block = work.block_tables[work.request_rows[t], position // dims.block_size]
+    sub_bytes = sub_block_bytes(dims.head_dim, dims.kv_number_bytes)
+    sub_block = base + sub_block_at(block, position, dims.block_size, block_stride, sub_bytes)
+    write_kv(dims.kv_number_bytes, is_key, work.kv, sub_block, position % 16, dims.head_dim, work.qkv, at)
 
 
 @jit
-def _attention(dims, weights, layer, work, team, thread, stage):
-    """normed = attention of all tokens; the last runs, which see most, first."""
-    d, group = dims.head_dim, dims.num_heads // dims.num_kv_heads
-    q_row = (dims.num_heads + 2 * dims.num_kv_heads) * d
-    out_row = dims.num_heads * d
-    num_runs = work.runs[-1]
-    pieces = num_runs * dims.num_kv_heads
-    piece = take(team, stage, pieces, -1)
+def _attention(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
+    """normed = attention of all tokens."""
+    items = now.num_runs * dims.num_kv_heads
+    share = _share(items, 1)
+    pieces = _pieces(items, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        run, head = num_runs - 1 - piece // dims.num_kv_heads, piece % dims.num_kv_heads
-        first, last = work.runs[run], work.runs[run + 1]
-        base, block_stride = _cache_at(dims, layer, head)
-        attend(
-            work.qkv, first * q_row + head * group * d, q_row, last - first, group, d,
-            weights.constants[1], work.positions[first],
-            work.kv, base, work.block_tables, work.request_rows[first], dims.block_size, block_stride,
-            work.normed, first * out_row + head * group * d, out_row, work.attention[thread],
-        )  # fmt: skip
-        piece = take(team, stage, pieces, piece)
+        for item in range(piece * share, min(items, (piece + 1) * share)):
+            # The last runs, which see most, come first, so that threads end together.
+            run, head = now.num_runs - 1 - item // dims.num_kv_heads, item % dims.num_kv_heads
+            _attend_run(dims, weights, layer, head, work.runs[run], work.runs[run + 1], work, now.thread)
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _gate_up(dims, weights, layer, work, team, thread, stage):
+def _attend_run(
+    dims: Dims, weights: Weights, layer: int, head: int, first: int, last: int, work: Work, thread: int
+) -> None:
+    d, group = dims.head_dim, dims.num_heads // dims.num_kv_heads
+    q_row, out_row = (dims.num_heads + 2 * dims.num_kv_heads) * d, dims.num_heads * d
+    base, block_stride = _cache_at(dims, layer, head)
+    attend(
+        weights.attention, work.qkv, first * q_row + head * group * d, q_row, last - first, group, d,
+        work.positions[first], work.kv, base, work.block_tables, work.request_rows[first], dims.block_size,
+        block_stride, work.normed, first * out_row + head * group * d, out_row, work.attention[thread],
+    )  # fmt: skip
+
+
+@jit
+def _gate_up(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
     """acted = silu(gate) * up"""
     gate, up = weights.matrices[layer, GATE], weights.matrices[layer, UP]
-    n, size = work.sizes[0], dims.intermediate_size
-    step = _rows_a_piece((size + ROWS - 1) // ROWS, team.threads)
-    pieces = (size + step - 1) // step
-    piece = take(team, stage, pieces, -1)
+    n, size = now.num_tokens, dims.intermediate_size
+    share = _rows_a_piece(size, now.threads, PIECES_A_THREAD)
+    pieces = _pieces(size, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        first, last = piece * step, min(size, (piece + 1) * step)
-        _multiply(weights, gate, first, last, work, thread, n, work.gate_up, 0, 2 * size, False)
-        _multiply(weights, up, first, last, work, thread, n, work.gate_up, size, 2 * size, False)
+        first, last = piece * share, min(size, (piece + 1) * share)
+        _multiply(weights, gate, first, last, work, now.thread, n, work.gate_up, 0, 2 * size, False)
+        _multiply(weights, up, first, last, work, now.thread, n, work.gate_up, size, 2 * size, False)
         for t in range(n):
             at = t * 2 * size + first
             silu_times(work.gate_up, at, work.gate_up, at + size, last - first, work.acted, t * size + first)
-        piece = take(team, stage, pieces, piece)
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _gather_last(dims, weights, work, team, stage):
-    """normed = the final norm of the rows whose logits are wanted; hidden = that of the hidden rows."""
+def _final_norm(dims: Dims, weights: Weights, work: Work, now: Now, stage: int) -> None:
+    """The final norm of the rows whose logits are wanted, prepared for the head, and of the hidden rows."""
     size, norm_at, eps = dims.hidden_size, weights.final_norm[0], weights.constants[0]
-    num_logits, num_hidden = work.sizes[1], work.sizes[2]
-    piece = take(team, stage, num_logits + num_hidden, -1)
+    items = now.num_logits + now.num_hidden
+    share = _share(items, 1)
+    pieces = _pieces(items, share)
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        if piece < num_logits:
-            row = work.logits_rows[piece] * size
-            rms_norm(work.x, row, size, weights.arena, norm_at, eps, work.normed, piece * size)
-            _prepare(weights.head.reshape(1, -1), work.normed, size, work, piece, num_logits)
-        else:
-            row, out = work.hidden_rows[piece - num_logits] * size, (piece - num_logits) * size
-            rms_norm(work.x, row, size, weights.arena, norm_at, eps, work.hidden, out)
-        piece = take(team, stage, num_logits + num_hidden, piece)
+        for item in range(piece * share, min(items, (piece + 1) * share)):
+            if item < now.num_logits:
+                row = work.logits_rows[item] * size
+                rms_norm(work.x, row, size, weights.arena, norm_at, eps, work.normed, item * size)
+                _prepare(weights.head.reshape(1, -1), work.normed, size, work, item, now.num_logits)
+            else:
+                out = item - now.num_logits
+                rms_norm(
+                    work.x, work.hidden_rows[out] * size, size, weights.arena, norm_at, eps, work.hidden, out * size
+                )
+        piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _logits(weights, work, team, thread, stage):
-    n, rows = work.sizes[1], weights.head[ROWS_FIELD]
-    step = _rows_a_piece((rows + ROWS - 1) // ROWS, 8 * team.threads)
-    pieces = (rows + step - 1) // step if n else 0
-    piece = take(team, stage, pieces, -1)
+def _logits(weights: Weights, work: Work, now: Now, stage: int) -> None:
+    n, rows = now.num_logits, weights.head[ROW_COUNT]
+    share = _rows_a_piece(rows, now.threads, 8 * PIECES_A_THREAD)
+    pieces = _pieces(rows, share) if n else 0
+    piece = _take(now, stage, pieces, -1)
     while piece >= 0:
-        first, last = piece * step, min(rows, (piece + 1) * step)
-        _multiply(weights, weights.head, first, last, work, thread, n, work.logits, 0, rows, False)
-        piece = take(team, stage, pieces, piece)
+        first, last = piece * share, min(rows, (piece + 1) * share)
+        _multiply(weights, weights.head, first, last, work, now.thread, n, work.logits, 0, rows, False)
+        piece = _take(now, stage, pieces, piece)
+
+
+# ---- the step ----
 
 
 @jit
-def step(dims, weights, work, team, thread):
-    """One forward pass, as each thread of the team runs it."""
-    _embed_and_find_runs(dims, weights, work, team, 0)
+def _step(dims: Dims, weights: Weights, work: Work, now: Now) -> None:
+    _embed(dims, weights, work, now, 0)
     stage = 1
     for layer in range(dims.num_layers):
         matrices, norms = weights.matrices[layer], weights.norms[layer]
-        _norm(dims, weights, norms[INPUT], matrices[Q : V + 1], work, team, stage)
-        _qkv(dims, weights, layer, work, team, thread, stage + 1)
-        _attention(dims, weights, layer, work, team, thread, stage + 2)
-        _prepare_all(matrices[OUTPUT : OUTPUT + 1], work.normed, work, team, stage + 3)
-        _project(weights, matrices[OUTPUT], work, team, thread, stage + 4)
-        _norm(dims, weights, norms[POST_ATTENTION], matrices[GATE : UP + 1], work, team, stage + 5)
-        _gate_up(dims, weights, layer, work, team, thread, stage + 6)
-        _prepare_all(matrices[DOWN : DOWN + 1], work.acted, work, team, stage + 7)
-        _project(weights, matrices[DOWN], work, team, thread, stage + 8)
-        stage += 9
-    _gather_last(dims, weights, work, team, stage)
-    _logits(weights, work, team, thread, stage + 1)
+        _norm(dims, weights, norms[INPUT], matrices[Q : V + 1], work, now, stage)
+        _qkv(dims, weights, layer, work, now, stage + 1)
+        _attention(dims, weights, layer, work, now, stage + 2)
+        _prepare_all(matrices[OUTPUT : OUTPUT + 1], work.normed, work, now, stage + 3)
+        _project(weights, matrices[OUTPUT], work, now, stage + 4)
+        _norm(dims, weights, norms[POST_ATTENTION], matrices[GATE : UP + 1], work, now, stage + 5)
+        _gate_up(dims, weights, layer, work, now, stage + 6)
+        _prepare_all(matrices[DOWN : DOWN + 1], work.acted, work, now, stage + 7)
+        _project(weights, matrices[DOWN], work, now, stage + 8)
+        stage += STAGES_A_LAYER
+    _final_norm(dims, weights, work, now, stage)
+    _logits(weights, work, now, stage + 1)
 
 
-@entry(types.void(DIMS, WEIGHTS, work_type(types.uint16)))
-def forward(dims, weights, work):
-    step(dims, weights, work, Threads(1), 0)
+@jit
+def _find_runs(work: Work) -> int:
+    """Cuts the tokens into runs of one request and one sub-block; gives how many."""
+    count = 0
+    for t in range(work.sizes[0]):
+        same = t > 0 and work.request_rows[t] == work.request_rows[t - 1] and work.positions[t] % 16 != 0
+        if not same:
+            work.runs[count] = t
+            count += 1
+    work.runs[count] = work.sizes[0]
+    return count
+
+
+@jit
+def _now(work: Work, sync: Sync, epoch: int, thread: int, threads: int) -> Now:
+    sizes = work.sizes
+    return Now(sync, epoch, thread, threads, sizes[0], sizes[1], sizes[2], sizes[3])
+
+
+@entry(types.void(DIMS, WEIGHTS, WORK, types.int64[::1], types.int64, types.int64))
+def run(dims: Dims, weights: Weights, work: Work, sync: Sync, thread: int, threads: int) -> None:
+    """Thread 0: one step. The others: their part of every step until the team is closed."""
+    if thread == 0:
+        work.sizes[3] = _find_runs(work)
+        epoch = begin(sync)
+        _step(dims, weights, work, _now(work, sync, epoch, thread, threads))
+        end(sync, epoch)
+        return
+    epoch = next_epoch(sync, 0)
+    while epoch >= 0:
+        now = _now(work, sync, epoch, thread, threads)
+        if is_current(sync, epoch):
+            _step(dims, weights, work, now)
+        epoch = next_epoch(sync, epoch)

@@ -46,6 +46,9 @@ class Norm(IntEnum):
 
 ABSENT = -1
 
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
 
 class Dims(NamedTuple):
     """The model's shape and the cache's."""
@@ -59,38 +62,37 @@ class Dims(NamedTuple):
     vocab_size: int
     block_size: int
     num_blocks: int
+    kv_number_bytes: int  # 2 = f16, 4 = f32
 
 
 class Weights(NamedTuple):
     """The packed model; nothing here changes after loading."""
 
-    kernels: NDArray[np.int64]  # matmul.prepare's, for the formats of this model
+    kernels: NDArray[np.int64]  # leaves.addresses', for the formats of this model
     arena: NDArray[np.uint8]
     matrices: NDArray[np.int64]  # [num_layers, len(Matrix), len(Field)]
     norms: NDArray[np.int64]  # [num_layers, len(Norm)] offsets, or ABSENT
     embedding: NDArray[np.int64]  # [len(Field)]
     head: NDArray[np.int64]  # [len(Field)]
     final_norm: NDArray[np.int64]  # [1] offset
-    constants: NDArray[np.float32]  # [2] rms_norm_eps, scale of attention scores
+    constants: NDArray[np.float32]  # [1] rms_norm_eps
+    attention: NDArray[np.int64]  # attention_addresses'
     cosines: NDArray[np.float32]  # [max_model_len * head_dim / 2]
     sines: NDArray[np.float32]  # the same
 
 
 class Work(NamedTuple):
-    """The batch of a step, the cache, and room for everything in between.
+    """The batch of a step, the cache, and room for everything in between."""
 
-    ``num_*`` of a step are in ``sizes``: tokens, logits rows, hidden rows.
-    """
-
-    sizes: NDArray[np.int64]  # [3]
+    sizes: NDArray[np.int64]  # [4] tokens, logits rows, hidden rows, runs of this step
     token_ids: NDArray[np.int32]  # [max_tokens]
     positions: NDArray[np.int32]  # [max_tokens]
     request_rows: NDArray[np.int32]  # [max_tokens]
     block_tables: NDArray[np.int32]  # [max_requests, max_blocks_per_request]
     logits_rows: NDArray[np.int32]  # [max_logits]
     hidden_rows: NDArray[np.int32]  # [max_hidden]
-    kv: NDArray[np.uint16] | NDArray[np.float32]  # [num_layers, num_blocks, num_kv_heads, block_size / 16] sub-blocks
-    runs: NDArray[np.int64]  # [max_tokens + 1] first token of each run that attention takes at once; [-1] = how many
+    kv: NDArray[np.uint8]  # [num_layers, num_blocks, num_kv_heads, block_size / 16] sub-blocks
+    runs: NDArray[np.int64]  # [max_tokens + 1] first token of each run that attention takes at once, then the end
     x: NDArray[np.float32]  # [max_tokens, hidden_size] the residual stream
     normed: NDArray[np.float32]  # [max_tokens, hidden_size or heads]
     quantised: NDArray[np.uint8]  # activations for quantised matrices, as product.py lays them out
@@ -107,11 +109,16 @@ class Work(NamedTuple):
 _F32, _I32, _I64, _U8 = types.float32[::1], types.int32[::1], types.int64[::1], types.uint8[::1]
 
 DIMS = types.NamedUniTuple(types.int64, len(Dims._fields), Dims)
-WEIGHTS = types.NamedTuple([_I64, _U8, types.int64[:, :, ::1], types.int64[:, ::1], *[_I64] * 3, *[_F32] * 3], Weights)
+_TABLE = types.int64[:, ::1]
+WEIGHTS = types.NamedTuple(
+    [_TABLE, _U8, types.int64[:, :, ::1], _TABLE, _I64, _I64, _I64, _F32, _TABLE, _F32, _F32], Weights
+)
 
-
-def work_type(kv: types.Type) -> types.Type:
-    """The type of Work with a cache of ``kv``, uint16 or float32."""
-    batch = [_I64, _I32, _I32, _I32, types.int32[:, ::1], _I32, _I32]
-    between = [_I64, _F32, _F32, _U8, _U8, _F32, _F32, _F32]
-    return types.NamedTuple([*batch, kv[::1], *between, _F32, _F32, types.uint8[:, ::1], types.float32[:, ::1]], Work)
+WORK = types.NamedTuple(
+    [
+        *[_I64, _I32, _I32, _I32, types.int32[:, ::1], _I32, _I32],
+        *[_U8, _I64, _F32, _F32, _U8, _U8, _F32, _F32, _F32, _F32, _F32],
+        *[types.uint8[:, ::1], types.float32[:, ::1]],
+    ],
+    Work,
+)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tlserve.config import EngineConfig
 from tlserve.errors import ConfigError
-from tlserve.kernels.attention import scratch_floats, sub_block_size
-from tlserve.kernels.forward import Team
+from tlserve.kernels.attention import scratch_floats, sub_block_bytes
+from tlserve.kernels.forward import Forward
 from tlserve.kernels.jit import TARGET
 from tlserve.kernels.matmul import SCRATCH_BYTES
 from tlserve.kernels.product import activation_bytes
@@ -23,6 +23,8 @@ from tlserve.model.layout import BIGRAM_LOGITS
 from tlserve.model.memory import available_memory, num_kv_blocks
 from tlserve.model.quants import dequantise
 from tlserve.model.weights import load_weights
+
+_KV_NUMBER_BYTES = {"f16": 2, "f32": 4}
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 
@@ -80,7 +82,11 @@ class ModelRunner:
         self.max_model_len = _context(model, config)
         self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
         weights = load_weights(
-            checkpoint, config.weights, self.max_model_len, lambda done, total: progress("weights", done, total)
+            checkpoint,
+            config.weights,
+            self.max_model_len,
+            _KV_NUMBER_BYTES[config.kv_dtype],
+            lambda done, total: progress("weights", done, total),
         )
         block_bytes = _block_bytes(model, config)
         self.num_blocks = num_kv_blocks(
@@ -88,7 +94,7 @@ class ModelRunner:
         )
         self._dims = _dims(model, config, self.num_blocks)
         self._work = _allocate(self._dims, config, self.max_model_len, self.num_blocks * block_bytes)
-        self._team = Team(self._dims, weights, self._work, config.num_threads)
+        self._forward = Forward(self._dims, weights, self._work, config.num_threads)
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """Run one step. The arrays of the result are valid until the next call."""
@@ -97,7 +103,7 @@ class ModelRunner:
         assert batch.token_ids.size <= work.token_ids.size, "more tokens than max_batch_tokens"
         assert batch.logits_rows.size <= work.logits_rows.size, "more logits rows than requests and drafts"
         assert num_requests <= len(work.block_tables), "more requests than max_num_seqs"
-        work.sizes[:] = batch.token_ids.size, batch.logits_rows.size, batch.hidden_rows.size
+        work.sizes[:3] = batch.token_ids.size, batch.logits_rows.size, batch.hidden_rows.size
         work.block_tables[:num_requests, :num_blocks] = batch.block_tables
         for room, given in (
             (work.token_ids, batch.token_ids),
@@ -107,7 +113,7 @@ class ModelRunner:
             (work.hidden_rows, batch.hidden_rows),
         ):
             room[: given.size] = given
-        self._team.run()
+        self._forward()
         return ForwardOutput(
             logits=work.logits[: batch.logits_rows.size * self.vocab_size].reshape(-1, self.vocab_size),
             hidden=work.hidden[: batch.hidden_rows.size * self.hidden_size].reshape(-1, self.hidden_size),
@@ -115,18 +121,13 @@ class ModelRunner:
 
     def close(self) -> None:
         """End the compute threads; idempotent."""
-        self._team.close()
+        self._forward.close()
 
 
 def _block_bytes(model: ModelConfig, config: EngineConfig) -> int:
     """Bytes of one KV block, over all layers and heads."""
     sub_blocks = model.num_layers * model.num_kv_heads * config.block_size // 16
-    return sub_blocks * sub_block_size(model.head_dim) * _kv_dtype(config).itemsize
-
-
-def _kv_dtype(config: EngineConfig) -> np.dtype[np.uint16] | np.dtype[np.float32]:
-    """Kernels read f16 from its bits."""
-    return np.dtype(np.uint16) if config.kv_dtype == "f16" else np.dtype(np.float32)
+    return sub_blocks * sub_block_bytes(model.head_dim, _KV_NUMBER_BYTES[config.kv_dtype])
 
 
 def _dims(model: ModelConfig, config: EngineConfig, num_blocks: int) -> Dims:
@@ -140,6 +141,7 @@ def _dims(model: ModelConfig, config: EngineConfig, num_blocks: int) -> Dims:
         vocab_size=model.vocab_size,
         block_size=config.block_size,
         num_blocks=num_blocks,
+        kv_number_bytes=_KV_NUMBER_BYTES[config.kv_dtype],
     )
 
 
@@ -151,15 +153,15 @@ def _allocate(dims: Dims, config: EngineConfig, max_model_len: int, kv_bytes: in
     tables = (config.max_num_seqs, -(-max_model_len // dims.block_size))
     try:
         return Work(
-            sizes=np.zeros(3, np.int64),
+            sizes=np.zeros(4, np.int64),
             token_ids=np.zeros(tokens, np.int32),
             positions=np.zeros(tokens, np.int32),
             request_rows=np.zeros(tokens, np.int32),
             block_tables=np.zeros(tables, np.int32),
             logits_rows=np.zeros(logits, np.int32),
             hidden_rows=np.zeros(tokens, np.int32),
-            kv=np.zeros(kv_bytes // _kv_dtype(config).itemsize, _kv_dtype(config)),
-            runs=np.zeros(tokens + 2, np.int64),
+            kv=np.zeros(kv_bytes, np.uint8),
+            runs=np.zeros(tokens + 1, np.int64),
             x=_floats(tokens, dims.hidden_size),
             normed=_floats(tokens, max(dims.hidden_size, mixed)),
             quantised=np.zeros(activation_bytes(tokens, widest), np.uint8),

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tlserve.kernels import pack
+from tlserve.kernels.attention import attention_addresses
 from tlserve.kernels.layout import LAYOUTS, Layout
-from tlserve.kernels.matmul import prepare
+from tlserve.kernels.leaves import addresses
 from tlserve.kernels.state import ABSENT, Field, Matrix, Norm, Weights
 from tlserve.model.checkpoint import Checkpoint
 from tlserve.model.config import ModelConfig, inverse_frequencies
@@ -69,7 +70,11 @@ class _Placed:
 
 
 def load_weights(
-    checkpoint: Checkpoint, precision: Precision, max_model_len: int, progress: Progress = lambda done, total: None
+    checkpoint: Checkpoint,
+    precision: Precision,
+    max_model_len: int,
+    kv_number_bytes: int,
+    progress: Progress = lambda done, total: None,
 ) -> Weights:
     """Pack a model's tensors. The files' pages are given back to the system as they have been read."""
     placed = _place(checkpoint, precision)
@@ -84,14 +89,15 @@ def load_weights(
     config = checkpoint.config
     cosines, sines = _rotations(config, max_model_len)
     return Weights(
-        kernels=prepare(sorted({item.layout.code for item in placed.values() if item.layout})),
+        kernels=addresses(sorted({item.layout.code for item in placed.values() if item.layout})),
         arena=arena,
         matrices=np.array([_layer_matrices(placed, layer) for layer in range(config.num_layers)], np.int64),
         norms=np.array([_layer_norms(placed, layer) for layer in range(config.num_layers)], np.int64),
         embedding=np.array(placed[EMBEDDING].fields(ABSENT), np.int64),
         head=np.array(placed[HEAD if HEAD in placed else EMBEDDING].fields(ABSENT), np.int64),
         final_norm=np.array([placed[FINAL_NORM].at], np.int64),
-        constants=np.array([config.rms_norm_eps, config.head_dim**-0.5], np.float32),
+        constants=np.array([config.rms_norm_eps], np.float32),
+        attention=attention_addresses(config.num_heads // config.num_kv_heads, kv_number_bytes),
         cosines=cosines,
         sines=sines,
     )
