@@ -147,7 +147,9 @@ class SubwordTokenizer:
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    # A batch of one: only the batch forms give the interpreter lock up while they work.
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
     return ids
 
 
