@@ -13,6 +13,7 @@ numba fixes its own target.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -115,8 +116,11 @@ class CacheDirectory:
 
     def load(self, key: str) -> bytes | None:
         """What was saved under key, or None when it was not, or is damaged."""
+        if not self._usable:
+            return None
         try:
-            stored = (self.path / key).read_bytes() if self._usable else b""
+            self._check_owner()
+            stored = (self.path / key).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -131,14 +135,18 @@ class CacheDirectory:
         part = self.path / f"{key}.{uuid.uuid4().hex[:8]}"
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if hasattr(os, "getuid") and self.path.stat().st_uid != os.getuid():
-                # What is loaded from here is run.
-                raise PermissionError(f"{self.path} belongs to another user")
+            self._check_owner()
             part.write_bytes(hashlib.sha256(data).digest() + data)
             part.replace(self.path / key)
         except OSError as error:
-            part.unlink(missing_ok=True)
             self._give_up("written", error)
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+    def _check_owner(self) -> None:
+        """What is loaded from here is run, so nobody else may have put it here."""
+        if hasattr(os, "getuid") and self.path.stat().st_uid != os.getuid():
+            raise PermissionError(f"{self.path} belongs to another user")
 
     def _give_up(self, what: str, error: OSError) -> None:
         self._usable = False
