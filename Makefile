@@ -8,7 +8,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check mutants generate clean
+.PHONY: help setup model run test lint check mutants generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ help:  ## Show this list
 
 .venv/dev: .venv/package
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.venv/bench: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
 setup: .venv/package  ## Create .venv with the trio-tlserve command
@@ -45,6 +49,15 @@ mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; ea
 
 generate: .venv/dev  ## Write the parts of the documentation that come from the code
 	$(BIN)/python -m tests.generated
+
+bench-peers: .venv/bench model  ## Ours against llama.cpp into docs/benchmarks.md; ARGS="--peer-bin DIR --rows Q4_1"
+	$(BIN)/python -m tests.bench.peers $(ARGS)
+
+bench-cache: .venv/bench model  ## What a shared prefix saves, and what evicting a block costs
+	$(BIN)/python -m tests.bench.peers --rows cache $(ARGS)
+
+bench-spec: .venv/bench model  ## Prompt lookup against none
+	$(BIN)/python -m tests.bench.peers --rows spec $(ARGS)
 
 clean:  ## Remove what the other targets made, except the fetched model
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tlserve.errors import ExitError
 
-COMMANDS = ("serve", "config")
+COMMANDS = ("serve", "config", "bench", "load", "perplexity")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,13 +19,22 @@ and from hour to hour; ratios less so. Both sides read the same files with the s
 SmolLM2-135M-Instruct; formats other than Q4_1 are made of that file with `llama-quantize --allow-requantize`. The 8B
 model has the shape of Qwen3-8B and random weights (`tests/bench/synthetic.py`).
 
+The commands used are part of the product:
+
+- `trio-tlserve bench --model-dir MODEL` measures the engine without a server, in the terms of llama-bench and
+  llama-batched-bench.
+- `trio-tlserve load --base-url http://HOST:PORT/v1` measures any OpenAI-compatible server from outside.
+- `trio-tlserve perplexity --model-dir MODEL TEXT` prints what llama-perplexity would.
+
+Each takes `--json`; the first two draw pictures with `--plot FILE.png` (`pip install 'trio-tlserve[bench]'`).
+
 `tokens/s` of "decode, 16 streams" is `S_TG` of llama-batched-bench with 128 + 64 tokens. Over HTTP it counts generated
 tokens over the whole time from the first request to the last answer, prompts included.
 """
 
 
 def write(results: Results) -> None:
-    machine = "\n".join(f"| {name} | {value} |" for name, value in results.content["machine"].items())
+    machine = "\n".join(f"| {name} | {value} |" for name, value in results.content.get("machine", {}).items())
     lines = [HEAD, "## The machine", "", "| | |", "|---|---|", machine, "", "## Results", ""]
     lines += ["| | ours | other | | ratio | must be | |", "|---|---:|---:|---|---:|---|---|"]
     measured = {name: group for name, group in GROUPS.items() if results.medians(group.rows[0]) is not None}

@@ -151,8 +151,18 @@ def _tables(figures: dict[str, Any]) -> str:
     if figures["batched"]:
         heads = ("PP", "TG", "B", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
         keys = ("pp", "tg", "pl", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed")
-        lines += ["", "| " + " | ".join(f"{head:>8}" for head in heads) + " |", "| " + "-------: | " * len(heads)]
+        lines += [
+            "",
+            "| " + " | ".join(f"{head:>8}" for head in heads) + " |",
+            "| " + " | ".join(["-------:"] * len(heads)) + " |",
+        ]
         for batch in figures["batched"]:
-            cells = [f"{batch[key]:8.3f}" if isinstance(batch[key], float) else f"{batch[key]:8}" for key in keys]
+            cells = [_cell(key, batch[key]) for key in keys]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines).rstrip()
+
+
+def _cell(key: str, value: float) -> str:
+    if key.startswith("speed"):
+        return f"{value:8.2f}"
+    return f"{value:8.3f}" if key.startswith("t_") or key == "t" else f"{value:8}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import trio
@@ -39,7 +41,7 @@ class Answer:
     @property
     def gaps(self) -> list[float]:
         """Seconds between one event with text and the next."""
-        return [later - earlier for earlier, later in zip(self.events, self.events[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.events)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +88,16 @@ class Target:
             answer.error = str(status)
             return
         answer.error = "cut short"  # until [DONE] says otherwise
-        async for data in sse_events(connection):
-            if data == b"[DONE]":
-                answer.error = None
-                continue
-            chunk = json.loads(data)
-            if "error" in chunk:
-                answer.error = "error event"
-                return
-            take_chunk(chunk, answer)
+        async with aclosing(sse_events(connection)) as events:
+            async for data in events:
+                if data == b"[DONE]":
+                    answer.error = None
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    answer.error = "error event"
+                    return
+                take_chunk(chunk, answer)
 
 
 def take_chunk(chunk: dict[str, Any], answer: Answer) -> None:
@@ -108,7 +111,7 @@ def take_chunk(chunk: dict[str, Any], answer: Answer) -> None:
         answer.completion_tokens = usage["completion_tokens"]
 
 
-async def sse_events(connection: ClientConnection) -> AsyncIterator[bytes]:
+async def sse_events(connection: ClientConnection) -> AsyncGenerator[bytes, None]:
     """The data of each server-sent event of a reply; comments are left out."""
     buffer = b""
     while piece := await connection.read():

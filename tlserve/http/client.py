@@ -50,11 +50,13 @@ class ClientConnection:
         self._stream = stream
         self._origin = origin
         self._h11 = h11.Connection(h11.CLIENT)
+        self._has_ended = False  # the server has closed its side
 
     @property
     def is_reusable(self) -> bool:
         """Whether another request can be sent: the last reply was read to its end and both sides keep alive."""
-        return self._h11.our_state in (h11.IDLE, h11.DONE) and self._h11.their_state in (h11.IDLE, h11.DONE)
+        is_idle = self._h11.our_state in (h11.IDLE, h11.DONE) and self._h11.their_state in (h11.IDLE, h11.DONE)
+        return is_idle and not self._has_ended
 
     async def request(self, method: str, path: str, headers: tuple[Header, ...] = (), body: bytes = b"") -> int:
         """Send a request for a path below the origin's; returns the status of its reply."""
@@ -108,6 +110,7 @@ class ClientConnection:
             data = await self._stream.receive_some(RECEIVE_SIZE)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionFailed("the server closed the connection") from None
+        self._has_ended = not data
         self._h11.receive_data(bytes(data))
 
 

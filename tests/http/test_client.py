@@ -1,0 +1,118 @@
+"""The client side of HTTP: addresses, replies in pieces, reuse, and servers that break off."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
+
+ORIGIN = Origin.parse("http://test/v1/")
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://a", Origin("a", 80, False, "")),
+        ("http://a:8000/v1/", Origin("a", 8000, False, "/v1")),
+        ("https://a.b/x/v1", Origin("a.b", 443, True, "/x/v1")),
+        ("http://[::1]:8000/v1", Origin("::1", 8000, False, "/v1")),
+    ],
+)
+def test_a_url_says_where_and_below_which_path(url: str, expected: Origin) -> None:
+    assert Origin.parse(url) == expected
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://a", "http://", "http:///v1", "http://a:x"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - urlsplit has its own words for a bad port
+        Origin.parse(url)
+
+
+def test_an_ipv6_host_is_bracketed_in_the_host_header() -> None:
+    assert Origin.parse("http://[::1]:8000").authority == "[::1]:8000"
+
+
+Server = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+async def ask(server: Server) -> tuple[ClientConnection, int, bytes]:
+    """One request to a server that is one function, which runs when the request has been sent."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = ClientConnection(ours, ORIGIN)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server, theirs)
+        status = await connection.request("GET", "/models")
+        return connection, status, await connection.read_all()
+
+
+def answering(*pieces: bytes, then_close: bool = False) -> Server:
+    async def server(stream: trio.abc.Stream) -> None:
+        request = await stream.receive_some(10_000)
+        assert bytes(request).startswith(b"GET /v1/models HTTP/1.1\r\nHost: test:80\r\n")
+        for piece in pieces:
+            await stream.send_all(piece)
+            await trio.testing.wait_all_tasks_blocked()
+        if then_close:
+            await stream.aclose()
+
+    return server
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [OK + b"Content-Length: 5\r\n\r\nhello"],
+        [OK + b"Content-Length: 5\r\n\r\n", b"he", b"llo"],
+        [OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"3\r\nllo\r\n0\r\n\r\n"],
+        [b"HTTP/1.1 103 Early Hints\r\n\r\n" + OK + b"Content-Length: 5\r\n\r\nhello"],
+    ],
+)
+async def test_a_reply_is_read_to_its_end_and_the_connection_can_be_used_again(pieces: list[bytes]) -> None:
+    connection, status, body = await ask(answering(*pieces))
+    assert (status, body) == (200, b"hello")
+    assert connection.is_reusable
+
+
+async def test_a_reply_that_ends_with_the_connection_is_whole_but_the_last() -> None:
+    connection, _, body = await ask(answering(OK + b"\r\nhello", then_close=True))
+    assert body == b"hello"
+    assert not connection.is_reusable
+
+
+async def test_a_server_that_closes_after_the_reply_is_not_asked_again() -> None:
+    connection, _, _ = await ask(answering(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n"))
+    assert not connection.is_reusable
+
+
+async def test_a_piece_is_given_as_soon_as_it_has_come() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = ClientConnection(ours, ORIGIN)
+    await theirs.send_all(OK + b"Content-Length: 4\r\n\r\nab")
+    await connection.request("GET", "/models")
+    assert await connection.read() == b"ab"
+    await theirs.send_all(b"cd")
+    assert [await connection.read(), await connection.read()] == [b"cd", b""]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        answering(b"SSH-2.0\r\n\r\n"),
+        answering(then_close=True),
+        answering(OK + b"Content-Length: 5\r\n\r\nhe", then_close=True),
+    ],
+)
+async def test_a_server_that_breaks_off_or_speaks_something_else_is_an_error(server: Server) -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        await ask(server)
+    assert group.group_contains(ConnectionFailed)
+
+
+async def test_nobody_there_is_an_error_that_names_the_address() -> None:
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
+        await connect(Origin.parse("http://127.0.0.1:1"))
