@@ -25,7 +25,7 @@ from tlserve.errors import ApiError, InternalFault, InvalidRequest, RequestTimeo
 from tlserve.http.access import Outcome, RequestRecord
 from tlserve.http.framing import Framing, body_length
 from tlserve.http.limits import CHUNKS_PER_TURN, REFUSAL_TIMEOUT, Limits
-from tlserve.http.messages import Check, ErrorRenderer, Handler, Note, Request
+from tlserve.http.messages import Check, ErrorRenderer, Handler, HeadersFor, Note, Request
 from tlserve.http.peer import Peer, PeerLeft
 from tlserve.http.reply import HttpReply, encode
 from tlserve.http.request_id import fresh_request_id, request_id_of
@@ -43,6 +43,7 @@ class Service:
     errors: ErrorRenderer
     limits: Limits
     check: Check
+    headers_for: HeadersFor
     on_finish: Callable[[RequestRecord], None]
 
 
@@ -172,6 +173,7 @@ class Connection:
 
     async def _read_request(self, exchange: _Exchange) -> Request:
         request, length = self._parse_head(await self._read_head(), exchange)
+        exchange.reply.common_headers = self._service.headers_for(request)
         if self._refusal is not None:
             raise self._refusal
         self._framing.begin_body(length)

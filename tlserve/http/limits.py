@@ -44,3 +44,6 @@ CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing words of TLS
 
 REFUSAL_TIMEOUT: Final = 1.0  # seconds for the request that a connection is about to be refused
 MAX_REFUSALS: Final = 64  # connections above max_connections that are told why; more are only closed
+
+ACCEPT_PAUSE: Final = 0.1  # seconds until a machine without room for a connection is asked again
+COMPLAINT_INTERVAL: Final = 60.0  # seconds without a shortage after which the next one is news

@@ -59,6 +59,9 @@ class Reply(Protocol):
 
 Handler = Callable[[Request, Reply], Awaitable[None]]
 
+# The headers that every answer to a request carries beside its own; sees the request before its body is read.
+HeadersFor = Callable[[Request], tuple[Header, ...]]
+
 # Looks at a request before its body is read (``body`` is empty) and raises the ApiError that refuses it.
 Check = Callable[[Request], None]
 

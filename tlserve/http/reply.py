@@ -29,6 +29,7 @@ class HttpReply:
 
     def __init__(self, protocol: h11.Connection, peer: Peer, request_id: str) -> None:
         self.request_id = request_id
+        self.common_headers: tuple[Header, ...] = ()  # on this answer whether it is well or an error
         self.status: int | None = None
         self.is_last = False  # set to announce that the connection closes after this answer
         self.has_failed = False
@@ -85,7 +86,8 @@ class HttpReply:
     def _start(self, status: int, headers: tuple[Header, ...]) -> bytes:
         if self.is_started:
             raise RuntimeError("a request was answered twice")
-        own: list[Header] = [("Date", formatdate(usegmt=True)), ("X-Request-Id", self.request_id)]
+        date = ("Date", formatdate(usegmt=True))
+        own: list[Header] = [date, ("X-Request-Id", self.request_id), *self.common_headers]
         # Where the request has not been read to its end, nobody can tell where the next one begins.
         if self.is_last or self._protocol.their_state in _UNFINISHED:
             own.append(("Connection", "close"))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import math
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from tlserve.errors import ApiError, NoCapacity, ShuttingDown
 from tlserve.http.access import RequestRecord
 from tlserve.http.connection import Connection, Service
-from tlserve.http.limits import MAX_REFUSALS, Limits
-from tlserve.http.messages import Check, ErrorRenderer, Handler, Request
+from tlserve.http.limits import ACCEPT_PAUSE, COMPLAINT_INTERVAL, MAX_REFUSALS, Limits
+from tlserve.http.messages import Check, ErrorRenderer, Handler, Header, HeadersFor, Request
+
+logger: Final = logging.getLogger("tlserve.http")
+
+# What accept(2) reports when it is the machine that has no room, and later may have some.
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Listener = trio.abc.Listener[Any]  # of any trio.abc.Stream: sockets, TLS over them, memory
 
@@ -20,7 +29,8 @@ class HttpServer:
     """Serves HTTP/1.1 and 1.0 on any listeners of trio streams.
 
     ``handler`` is called for each request; ``check`` sees a request before its body is read and may raise
-    the ApiError that refuses it; ``on_finish`` is called, synchronously, with the record of each request.
+    the ApiError that refuses it; ``headers_for`` gives the headers that all answers to a request carry, unless
+    it was too malformed to be one; ``on_finish`` is called, synchronously, with the record of each request.
     ``name`` tells servers of one process apart in logs and records.
     """
 
@@ -32,13 +42,16 @@ class HttpServer:
         *,
         name: str,
         check: Check | None = None,
+        headers_for: HeadersFor | None = None,
         on_finish: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        self._service = Service(name, handler, errors, limits, check or _admit_all, on_finish or _forget)
-        self.ended = trio.Event()  # set when ``serve`` returns
+        self._service = Service(
+            name, handler, errors, limits, check or _admit_all, headers_for or _no_headers, on_finish or _forget
+        )
         self._connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
         self._refusal: ApiError | None = None
+        self._complaint_due = -math.inf  # trio time from which a lack of room is news
         self.ended = trio.Event()  # set when ``serve`` returns
 
     def __repr__(self) -> str:
@@ -65,9 +78,10 @@ class HttpServer:
         try:
             async with trio.open_nursery() as nursery:
                 with self._accepting:
-                    await trio.serve_listeners(
-                        self._serve_stream, list(listeners), handler_nursery=nursery, task_status=task_status
-                    )
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept, listener, nursery)
+                        task_status.started(list(listeners))
         finally:
             self.ended.set()
 
@@ -89,10 +103,36 @@ class HttpServer:
         for connection in self._connections:
             connection.cut(self._refusal)
 
+    async def _accept(self, listener: Listener, nursery: trio.Nursery) -> None:
+        async with listener:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    self._complain(error.errno)
+                    await trio.sleep(ACCEPT_PAUSE)
+                else:
+                    nursery.start_soon(self._serve_stream, stream)
+
+    def _complain(self, number: int) -> None:
+        """One line for a shortage, however many times it is met before COMPLAINT_INTERVAL have passed without it."""
+        now = trio.current_time()
+        if now >= self._complaint_due:
+            logger.warning("%s: no room for more connections: %s", self._service.name, os.strerror(number))
+        self._complaint_due = now + COMPLAINT_INTERVAL
+
     async def _serve_stream(self, stream: trio.abc.Stream) -> None:
+        try:
+            await self._serve_connection(stream)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _serve_connection(self, stream: trio.abc.Stream) -> None:
         limit = self._service.limits.max_connections
         if self.num_connections >= limit + MAX_REFUSALS:
-            return  # trio.serve_listeners closes the stream
+            return
         connection = Connection(stream, self._service)
         if self._refusal is not None:
             connection.refuse(self._refusal)
@@ -107,6 +147,10 @@ class HttpServer:
 
 def _admit_all(request: Request) -> None:
     pass
+
+
+def _no_headers(request: Request) -> tuple[Header, ...]:
+    return ()
 
 
 def _forget(record: RequestRecord) -> None:
