@@ -18,13 +18,16 @@ from tlserve.engine.loop import EngineLoop
 from tlserve.errors import ConfigError, EngineDied, ListenError, ModelLoading, StoppedWhileLoading
 from tlserve.health import Health, Phase
 from tlserve.http.access import RequestRecord
+from tlserve.http.cors import Cors
 from tlserve.http.limits import Limits
 from tlserve.http.messages import Reply, Request
 from tlserve.http.router import Router
 from tlserve.http.serve import HttpServer
+from tlserve.http.tls import server_context
 from tlserve.loading import Loaded, Progress, load, silent
 from tlserve.log import LOGGER
 from tlserve.metrics import Metrics
+from tlserve.openai.api_keys import ApiKeys
 from tlserve.openai.app import add_routes
 from tlserve.openai.errors import ERRORS
 
@@ -84,26 +87,46 @@ async def serve(config: ServeConfig, *, progress: Progress = silent) -> AsyncIte
     failed. An exception of the block aborts what is in flight and is raised as it is.
     Cancellation handling: aborts what is in flight.
     """
-    with _unwrapped(), _interpreter_settings():
-        async with trio.open_nursery() as nursery:
-            server: Server = await nursery.start(_run, Server(config), progress)
-            yield server
-            server.drain()
+    of_block: BaseException | None = None
+    with _interpreter_settings():
+        try:
+            async with trio.open_nursery() as nursery:
+                server: Server = await nursery.start(_run, Server(config), progress)
+                try:
+                    yield server
+                except BaseException as error:
+                    of_block = error
+                    raise
+                server.drain()
+        except BaseExceptionGroup as group:
+            lone = _lone(group, of_block)
+            if lone is group:
+                raise
+            raise lone from lone.__cause__
 
 
 async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStatus[Server]) -> None:
     """The whole life of a server; reports itself started once it is ready."""
     config, health = server.config, server._health
-    api = _Api(health)
+    keys = ApiKeys(config.api_keys_file) if config.api_keys_file else None
+    tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+    api = _Api(health, keys, Cors(config.cors_allow_origins))
     health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
-    api_server = HttpServer(api, ERRORS, _limits(config), name="api", check=api.check, on_finish=_log_request)
+    api_server = HttpServer(
+        api,
+        ERRORS,
+        _limits(config),
+        name="api",
+        check=api.check,
+        headers_for=api.cors.headers,
+        on_finish=_log_request,
+    )
     with ExitStack() as resources:
         async with trio.open_nursery() as nursery:
-            tls = _tls_context(config)
             server.health_addr = await _listen(nursery, health_server, config.health_listen, "health_listen")
             server.http_addr = await _listen(nursery, api_server, config.http_listen, "http_listen", tls)
             if config.handle_signals:
-                await nursery.start(_handle_signals, server)
+                await nursery.start(_handle_signals, server, keys)
             loaded = await _load(server, progress)
             resources.callback(loaded.close)
             loop = EngineLoop(
@@ -115,27 +138,42 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
             health.phase = Phase.READY
             task_status.started(server)
             await server.wait_drain()
-            health.phase = Phase.DRAINING
+            server.drain()  # where it was asked for at the last moment of loading
             await _drain(api_server, deadline=trio.current_time() + config.drain_timeout_ms / 1000)
-            nursery.cancel_scope.cancel()
+            if not loop.is_dead:  # else its task is about to say so
+                nursery.cancel_scope.cancel()
 
 
 class _Api:
-    """The handler of the API port: its health routes at once, the others when the model is there."""
+    """The handler of the API port: its health routes at once, the others when the model is there.
 
-    def __init__(self, health: Health) -> None:
+    Whoever needs a key and has none learns nothing else: not whether the path exists, nor how the server does.
+    """
+
+    def __init__(self, health: Health, keys: ApiKeys | None, cors: Cors) -> None:
         self.router = Router()
+        self.cors = cors
         self._health = health
+        self._keys = keys
         health.add_api_routes(self.router)
 
     def check(self, request: Request) -> None:
         """What can be refused before the body has come."""
-        if self._health.phase is Phase.LOADING and request.path.startswith("/v1/"):
-            raise ModelLoading("the model is being loaded")
+        if self.cors.preflight(request) is not None:
+            return
+        if f"{request.path}/".startswith("/v1/"):  # decoded, so that no spelling of a route gets by
+            if self._keys is not None:
+                self._keys.check(request)
+            if self._health.phase is Phase.LOADING:
+                raise ModelLoading("the model is being loaded")
         self.router.check(request)
 
     async def __call__(self, request: Request, reply: Reply) -> None:
-        await self.router(request, reply)
+        preflight = self.cors.preflight(request)
+        if preflight is not None:
+            await reply.send(preflight)
+        else:
+            await self.router(request, reply)
 
 
 async def _listen(
@@ -197,15 +235,31 @@ async def _drain(http: HttpServer, *, deadline: float) -> None:
         await http.ended.wait()
 
 
-async def _handle_signals(server: Server, *, task_status: trio.TaskStatus[None]) -> None:
-    """The first SIGTERM or SIGINT drains; the second ends the process at once, whatever it is doing."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+async def _handle_signals(server: Server, keys: ApiKeys | None, *, task_status: trio.TaskStatus[None]) -> None:
+    """The first SIGTERM or SIGINT drains; the second ends the process at once, whatever it is doing.
+
+    SIGHUP has the API keys read again; without any it keeps its own meaning.
+    """
+    numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if keys else [])]
+    with trio.open_signal_receiver(*numbers) as signals:
         task_status.started()
         async for number in signals:
-            if server._drain_requested.is_set():
+            if keys is not None and number == signal.SIGHUP:
+                _reload(keys)
+            elif server._drain_requested.is_set():
                 os._exit(128 + number)
-            LOGGER.info("draining", extra={"signal": signal.Signals(number).name})
-            server.drain()
+            else:
+                LOGGER.info("draining", extra={"signal": signal.Signals(number).name})
+                server.drain()
+
+
+def _reload(keys: ApiKeys) -> None:
+    try:
+        keys.reload()
+    except ConfigError as error:
+        LOGGER.error("the API keys stay as they were", extra={"error": str(error)})
+    else:
+        LOGGER.info("the API keys have been read again", extra={"keys": len(keys)})
 
 
 def _log_request(record: RequestRecord) -> None:
@@ -231,29 +285,12 @@ def _limits(config: ServeConfig) -> Limits:
     )
 
 
-def _tls_context(config: ServeConfig) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and up
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"tls_cert = {str(config.tls_cert)!r}, tls_key: {error}") from None
-    return context
-
-
-@contextmanager
-def _unwrapped() -> Iterator[None]:
-    """An exception that comes alone is raised as itself, not as a group of one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if error is group:
-            raise
-        raise error from error.__cause__
+def _lone(group: BaseException, of_block: BaseException | None) -> BaseException:
+    """The one exception in groups of one, which nurseries make; a group that the block raised stays what it is."""
+    error = group
+    while error is not of_block and isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 @contextmanager
