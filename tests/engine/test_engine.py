@@ -172,6 +172,17 @@ def test_stats_count_what_happens() -> None:
     assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 2)
 
 
+def test_the_next_turn_finds_all_that_the_last_one_computed() -> None:
+    """All but its last token, which was drawn and never computed."""
+    driver = Driver(ScriptedModel(), prefix_cache="radix")
+    prompt = [1, 2, 3, 4, 5]
+    answer = driver.finish(greedy(prompt, 9))
+    turn = driver.add(greedy([*prompt, *answer, 7], 2))
+    driver.run()
+    assert driver.cached[turn] == len(prompt) + len(answer) - 1
+    driver.check_outputs()
+
+
 def test_a_step_without_requests_computes_nothing() -> None:
     driver = Driver(ScriptedModel())
     assert driver.step() == []

@@ -57,11 +57,15 @@ def test_the_budget_bounds_every_step() -> None:
 
 
 def test_a_budget_smaller_than_the_running_cap_stalls_nobody() -> None:
-    driver = Driver(ScriptedModel(), max_num_seqs=8, max_batch_tokens=3)
+    """Who has begun gets a token in every step."""
+    driver = Driver(ScriptedModel(), max_num_seqs=8, max_batch_tokens=3, max_waiting=4)
     ids = [driver.add(greedy([token, 1], 6)) for token in range(6)]
-    driver.run()
-    assert all(len(driver.drawn[i]) == 6 for i in ids)
-    assert all(len(rows_per_slot(batch)) <= 3 for batch in driver.model.batches)
+    assert driver.engine.num_free_places == 3 + 4 - 6
+    while driver.engine.has_work():
+        begun = {i: len(driver.drawn[i]) for i in ids if 0 < len(driver.drawn[i]) < 6}
+        driver.step()
+        assert all(len(driver.drawn[i]) == count + 1 for i, count in begun.items())
+    driver.check_outputs()
 
 
 def test_waiting_requests_run_by_priority_then_by_arrival() -> None:
@@ -139,7 +143,7 @@ def test_the_most_urgent_request_is_never_preempted() -> None:
     assert driver.engine.stats().num_preemptions > 0
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+def test_who_was_preempted_is_not_admitted_in_the_same_step() -> None:
     driver = Driver(ScriptedModel(num_blocks=5), prefix_cache="off")
     driver.add(greedy([1] * 7, 9))
     driver.add(greedy([2] * 7, 9))

@@ -149,6 +149,19 @@ def test_a_draft_model_has_seen_all_that_the_target_has() -> None:
     assert stats.spec_tokens_accepted == stats.spec_tokens_drafted > 0
 
 
+@pytest.mark.parametrize("salt", [0, 1])
+def test_a_draft_model_computes_the_tokens_that_were_drawn_whatever_it_guessed(salt: int) -> None:
+    draft = ScriptedModel(habit=3.0, salt=salt)
+    driver = Driver(ScriptedModel(habit=3.0), speculative=draft_model(3), draft=draft)
+    for seed in range(4):
+        request = GenRequest((1, 2, seed), 30, SamplingParams(), seed=seed)
+        tokens = [*request.prompt, *driver.finish(request)]
+        block = draft.block_size  # it may be behind by that
+        assert all(draft.has_computed(tokens[:n]) for n in range(1, len(tokens) - block))
+    stats = driver.engine.stats()
+    assert (stats.spec_tokens_accepted < stats.spec_tokens_drafted) == bool(salt)
+
+
 def test_a_draft_model_with_a_shorter_context_stops_drafting_there() -> None:
     driver = Driver(ScriptedModel(), speculative=draft_model(4), draft=ScriptedModel(max_model_len=10))
     driver.finish(greedy([1, 2, 3], 30))
@@ -163,6 +176,17 @@ def test_drafts_never_reach_past_max_tokens(max_tokens: int) -> None:
     assert len(driver.finish(greedy(prompt, max_tokens))) == max_tokens
     positions = [int(batch.positions.max()) for batch in driver.model.batches]
     assert max(positions) == len(prompt) + max_tokens - 2  # the last token is drawn, not computed
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+def test_drafts_end_with_a_stop_id(method: str) -> None:
+    model = ScriptedModel(script=COUNT_UP)
+    if method == "prompt_lookup":
+        driver = Driver(model, speculative=prompt_lookup(8))
+    else:
+        driver = Driver(model, speculative=draft_model(8), draft=ScriptedModel(script=COUNT_UP))
+    assert driver.finish(greedy([*range(16), 0], 30, stop_ids=frozenset({3}))) == [1, 2, 3]
+    assert driver.engine.stats().spec_tokens_drafted == 3
 
 
 def test_drafts_of_different_lengths_share_a_step() -> None:

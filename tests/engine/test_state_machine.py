@@ -1,12 +1,10 @@
 """Any order of adding, stepping, aborting, evicting and draining, with pools so small that everything happens.
 
 The plain model beside the engine is a table: what the reference gives for each request that has not ended.
-``make fuzz`` sets TL_FUZZ_EXAMPLES for a long run.
+``make fuzz`` runs it for long.
 """
 
 from __future__ import annotations
-
-import os
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -162,10 +160,9 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
+PROFILE = settings()  # the one that tests/conftest.py has loaded
 TestEngineMachine.settings = settings(
-    max_examples=int(os.environ.get("TL_FUZZ_EXAMPLES", "25")),
+    max_examples=25 if PROFILE.derandomize else PROFILE.max_examples,
     stateful_step_count=40,
-    deadline=None,
-    derandomize="TL_FUZZ_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

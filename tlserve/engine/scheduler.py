@@ -60,25 +60,19 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         schedule = Schedule([], self._max_batch_tokens)
-        has_preempted = self._schedule_last_tokens(schedule)
+        self._schedule_last_tokens(schedule)
         self._schedule_prompts(schedule)
-        # Blocks that a preemption has just freed belong to those who run, or it would soon happen again.
-        self.is_short_of_blocks = has_preempted
-        if not has_preempted:
-            self._admit(schedule)
+        self._admit(schedule)
         self._schedule_drafts(schedule)
         return schedule
 
-    def _schedule_last_tokens(self, schedule: Schedule) -> bool:
-        """Schedule all who are one token short; says whether that took a preemption."""
-        num_preemptions = self.num_preemptions
+    def _schedule_last_tokens(self, schedule: Schedule) -> None:
         for state in [state for state in self.running if state.num_pending_tokens == 1]:
             # The victim is never more urgent than the one in turn: nobody scheduled so far is preempted.
             while state.status is RequestStatus.RUNNING and not self._kv_cache.reserve(state, state.num_tokens):
                 self._preempt(self.running[-1])
             if state.status is RequestStatus.RUNNING:
                 _schedule_tokens(schedule, state, 1)
-        return self.num_preemptions > num_preemptions
 
     def _schedule_prompts(self, schedule: Schedule) -> None:
         for state in self.running:
@@ -86,12 +80,14 @@ class Scheduler:
                 self._schedule_chunk(schedule, state)
 
     def _admit(self, schedule: Schedule) -> None:
+        self.is_short_of_blocks = False
         for state in list(self.waiting):
             if len(self.running) == self.max_running or not schedule.token_budget:
                 return
             if self._can_wait_for_a_hit(state):
                 continue
-            # Each of those that run may need a block before the newcomer has drawn a token.
+            # Each of those that run may need a block before the newcomer has drawn a token. This also keeps out
+            # who was preempted a moment ago: one of the blocks it gave back is taken.
             if not self._kv_cache.admit(state, headroom=len(self.running)):
                 self.is_short_of_blocks = True
                 return
