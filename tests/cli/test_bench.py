@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import reference_sampler
 from tests.fakes import ScriptedModel
 from tlserve.cli import bench
 from tlserve.cli.bench_tests import Batched, Bench, Single
@@ -21,7 +22,8 @@ def steps(test: Single | Batched, *, max_batch_tokens: int = 64) -> list[tuple[i
     """Tokens and drawn tokens of each step that a test takes."""
     model = ScriptedModel(num_blocks=64, block_size=BLOCK_SIZE)
     config = EngineConfig(prefix_cache="radix", block_size=BLOCK_SIZE, max_batch_tokens=max_batch_tokens)
-    measured = Bench(Engine(model, config, max_waiting=64), model.vocab_size)
+    engine = Engine(model, config, max_waiting=64, sample=reference_sampler.sample)
+    measured = Bench(engine, model.vocab_size)
     if isinstance(test, Single):
         measured.single(test)
     else:

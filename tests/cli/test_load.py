@@ -115,7 +115,7 @@ async def test_a_server_that_refuses_the_probe_is_not_measured(
 ) -> None:
     api.fate = lambda index: "busy"
     await run(api, status=1)
-    assert "failed: 429" in capsys.readouterr().err
+    assert 'failed: 429 {"error":{}}' in capsys.readouterr().err
     assert len(api.bodies) == 1
 
 

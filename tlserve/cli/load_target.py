@@ -32,6 +32,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     error: str | None = None  # "429", "connection", "timeout", ...; None: complete
+    detail: str = ""  # what the server said of a status that is not 200
 
     @property
     def ttft(self) -> float:
@@ -84,8 +85,8 @@ class Target:
         headers = (*self.headers, ("Content-Type", "application/json"))
         status = await connection.request("POST", path, headers, json.dumps(body).encode())
         if status != 200:
-            await connection.read_all()
             answer.error = str(status)
+            answer.detail = (await connection.read_all()).decode(errors="replace").strip()
             return
         answer.error = "cut short"  # until [DONE] says otherwise
         async with aclosing(sse_events(connection)) as events:
