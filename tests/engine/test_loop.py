@@ -116,6 +116,24 @@ async def test_a_submission_of_several_names_the_place_of_each(autojump_clock: t
     assert [index for index, output in outputs if isinstance(output, PooledOut)] == [1]
 
 
+async def test_a_generation_knows_how_long_it_was_queued() -> None:
+    """Until its turn comes it does not; then the steps of the one before it are part of the time."""
+    model = GatedModel(script=COUNT_UP)
+    async with (
+        running(new_loop(model, max_num_seqs=1, in_thread=True, step_delay=0)) as loop,
+        loop.submit([greedy([1], 2)]) as first,
+        loop.submit([greedy([5], 1)]) as second,
+    ):
+        await model.wait_begun()
+        assert (first.queue_time, second.queue_time) == (None, None)
+        model.open_gate(3)
+        assert await tokens_of(first) == [2, 3]
+        assert first.queue_time is not None
+        assert await tokens_of(second) == [6]
+        assert second.queue_time is not None
+        assert 0 <= first.queue_time < second.queue_time
+
+
 async def test_steps_in_a_thread_give_the_same(autojump_clock: trio.testing.MockClock) -> None:
     threads = set()
 

@@ -17,7 +17,7 @@ from tlserve.http.messages import Header, Request, Response
 from tlserve.http.router import Router
 from tlserve.openai.app import add_routes
 from tlserve.openai.errors import ERRORS
-from tlserve.openai.service import Service
+from tlserve.openai.service import Outputs, Service
 from tlserve.text.byte_tokenizer import ByteTokenizer
 from tlserve.text.chat import ChatEncoder
 from tlserve.text.template import Template
@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 64
 HIDDEN_SIZE = 4
 CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"  # the template of the worked example
 
-Outputs = AsyncIterator[tuple[int, TokenOut | PooledOut]]
+QUEUE_TIME = 0.125  # seconds that every submission is said to have waited
 
 
 class PieceTokenizer(ByteTokenizer):
@@ -89,6 +89,7 @@ class _Generation:
     """Takes one output of each request in turn. A class, so that a cancelled wait loses nothing."""
 
     def __init__(self, loop: ScriptedLoop, requests: Sequence[GenRequest]) -> None:
+        self.queue_time: float | None = None
         self._loop = loop
         self._open = [(index, request, _run(loop.script, request)) for index, request in enumerate(requests)]
         self._turn = 0
@@ -105,6 +106,7 @@ class _Generation:
             await trio.lowlevel.checkpoint()
             if not self._open:
                 raise StopAsyncIteration
+            self.queue_time = QUEUE_TIME
             self._turn %= len(self._open)
             index, _, outputs = self._open[self._turn]
             output = next(outputs)

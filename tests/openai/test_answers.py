@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.openai.fakes import EOS, Api, Pause, RecordedReply, fixed
+from tests.openai.fakes import EOS, QUEUE_TIME, Api, Pause, RecordedReply, fixed
 from tlserve.errors import InternalFault, NoCapacity, Overloaded
 from tlserve.http import sse
 
@@ -336,11 +336,13 @@ async def test_an_unknown_model_is_404(path: str, fields: dict[str, object]) -> 
     }
 
 
-async def test_the_log_gets_tokens_and_reasons() -> None:
-    api = Api()
+async def test_the_log_gets_tokens_times_and_reasons(autojump_clock: MockClock) -> None:
+    api = Api(lambda request: [Pause(2), *range(request.prompt[-1] + 1, 256)])
     await api.complete(["a", "c"], max_tokens=4, stop="de")
     assert api.request.notes == {
         "route": "/v1/completions",
+        "queue_seconds": QUEUE_TIME,
+        "first_token_seconds": 2.0,
         "prompt_tokens": 2,
         "cached_tokens": 4,
         "completion_tokens": 6,

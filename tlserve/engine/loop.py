@@ -49,6 +49,8 @@ class Generation:
 
     def __init__(self, requests: Sequence[GenRequest], deadline: float) -> None:
         self.entries = [_Entry(self, index, request, deadline) for index, request in enumerate(requests)]
+        self.accepted_at = time.monotonic()
+        self.queue_time: float | None = None  # seconds until one of the requests began to run; None before that
         self._num_open = len(requests)
         self._error: ApiError | None = None
         room = sum(max(1, request.max_tokens) for request in requests)
@@ -259,10 +261,20 @@ class EngineLoop:
         """The thread's part. What a step brought goes out while the next one computes."""
         end = time.monotonic() + LONGEST_RUN
         while self._engine.has_work():
+            began = time.monotonic()
             outputs = self._engine.step()
+            self._note_starts(began)
             post(self._at_boundary, self._engine.stats(), self._engine.num_free_places, outputs)
             if self._has_notes or self._is_step_by_step or time.monotonic() > end:
                 return
+
+    def _note_starts(self, began: float) -> None:
+        """In the thread, which has ``_queued`` for as long as it has the engine: whose turn came in that step?"""
+        for entry in self._queued:
+            generation = entry.generation
+            assert entry.id is not None
+            if generation.queue_time is None and not entry.has_ended and self._engine.has_started(entry.id):
+                generation.queue_time = began - generation.accepted_at
 
     def _at_boundary(self, stats: EngineStats, num_free_places: int, outputs: Sequence[Output]) -> None:
         self._stats = stats

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +21,7 @@ import trio
 from tlserve.engine.request import FinishReason, GenRequest, PooledOut, TokenOut
 from tlserve.errors import ShuttingDown
 from tlserve.http import sse
-from tlserve.http.messages import Reply, Request, Response
+from tlserve.http.messages import Note, Reply, Request, Response
 from tlserve.openai import schema
 from tlserve.openai.choice import Choice, Piece, TokenAt
 from tlserve.openai.parse import GenSpec
@@ -93,6 +94,9 @@ class Answer:
             for _ in requests
         ]
         self._num_open = len(requests)
+        self._outputs: Outputs | None = None  # once the requests are accepted
+        self._began = trio.current_time()
+        self._first_token_time: float | None = None  # seconds from accepting the requests
 
     async def send(self, request: Request, reply: Reply) -> None:
         """Answer ``request``. Raises what the engine raises: Overloaded, InvalidRequest, NoCapacity, Unavailable.
@@ -106,7 +110,7 @@ class Answer:
 
     async def _whole(self, reply: Reply) -> None:
         wholes = [Whole() for _ in self._requests]
-        async with self._service.loop.submit(self._requests) as outputs:
+        async with self._submit() as outputs:
             while self._num_open:
                 index, piece = self._piece(await anext(outputs))
                 if piece is not None:
@@ -123,7 +127,7 @@ class Answer:
     async def _stream(self, reply: Reply) -> None:
         events = EventWriter(reply, b"".join(map(encode_event, self._form.opening())))
         encoder = ChunkEncoder(self._form.chunk)
-        async with self._service.loop.submit(self._requests) as outputs:
+        async with self._submit() as outputs:
             while True:
                 index, piece = self._piece(await _next_with_pings(outputs, events))
                 if piece is None:
@@ -136,9 +140,17 @@ class Answer:
             data += encode_event(self._form.usage_chunk(self._usage()))
         await events.write(data + sse.DONE)
 
+    @asynccontextmanager
+    async def _submit(self) -> AsyncIterator[Outputs]:
+        self._began = trio.current_time()
+        async with self._service.loop.submit(self._requests) as self._outputs:
+            yield self._outputs
+
     def _piece(self, output: tuple[int, TokenOut | PooledOut]) -> tuple[int, Piece | None]:
         index, out = output
         assert isinstance(out, TokenOut)
+        if self._first_token_time is None:
+            self._first_token_time = trio.current_time() - self._began
         choice = self._choices[index]
         if choice.finish_reason is not None:
             return index, None  # of the step that was under way when a stop string ended the choice
@@ -160,15 +172,18 @@ class Answer:
             completion_tokens_details=schema.CompletionTokensDetails(),
         )
 
-    def _notes(self) -> dict[str, str | int]:
-        """For the request's line in the log."""
+    def _notes(self) -> dict[str, Note]:
+        """For the request's line in the log; it says nothing of a time that did not come."""
         usage = self._usage()
-        return {
+        notes: dict[str, Note] = {
+            "queue_seconds": self._outputs.queue_time if self._outputs else None,
+            "first_token_seconds": self._first_token_time,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "completion_tokens": sum(choice.num_tokens for choice in self._choices),
+            "completion_tokens": usage.completion_tokens,
             "finish": ",".join(choice.finish_reason or "none" for choice in self._choices),
         }
+        return {name: note for name, note in notes.items() if note is not None}
 
 
 async def _next_with_pings(outputs: Outputs, events: EventWriter) -> tuple[int, TokenOut | PooledOut]:

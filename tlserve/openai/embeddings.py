@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tlserve.engine.request import GenRequest, PooledOut
 from tlserve.errors import ContextLengthExceeded, Overloaded, UnsupportedParameter
-from tlserve.http.messages import Reply, Request, Response
+from tlserve.http.messages import Note, Reply, Request, Response
 from tlserve.openai import prepare, schema
 from tlserve.openai.body import shown
 from tlserve.openai.parse import EmbeddingSpec, parse_embeddings
@@ -40,7 +40,7 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
     for start in range(0, len(requests), size):
         # Refusing a later group would throw away what was computed, and the whole would be sent again.
-        for out in await _pool(service, requests[start : start + size], may_wait=start > 0):
+        for out in await _pool(service, requests[start : start + size], request.notes, may_wait=start > 0):
             data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
             num_cached_tokens += out.num_cached_tokens
     num_tokens = sum(len(pooling.prompt) for pooling in requests)
@@ -69,24 +69,27 @@ def _pooling_requests(service: Service, spec: EmbeddingSpec, priority: int) -> l
     return requests
 
 
-async def _pool(service: Service, requests: Sequence[GenRequest], *, may_wait: bool) -> list[PooledOut]:
+async def _pool(
+    service: Service, requests: Sequence[GenRequest], notes: dict[str, Note], *, may_wait: bool
+) -> list[PooledOut]:
     """The vectors of one group, in order. With ``may_wait`` a full queue is waited for, else it raises Overloaded."""
     while True:
         try:
-            return await _pool_now(service, requests)
+            return await _pool_now(service, requests, notes)
         except Overloaded:
             if not may_wait:
                 raise
         await trio.sleep(RETRY_INTERVAL)
 
 
-async def _pool_now(service: Service, requests: Sequence[GenRequest]) -> list[PooledOut]:
+async def _pool_now(service: Service, requests: Sequence[GenRequest], notes: dict[str, Note]) -> list[PooledOut]:
     outs: dict[int, PooledOut] = {}
     async with service.loop.submit(requests) as outputs:
         while len(outs) < len(requests):
             index, out = await anext(outputs)
             assert isinstance(out, PooledOut)
             outs[index] = out
+        notes.setdefault("queue_seconds", outputs.queue_time)  # of the first group
     return [outs[index] for index in range(len(requests))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -29,7 +29,17 @@ LARGE_BYTES = 256 * 1024
 
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,3}\Z", re.ASCII)
 
-Outputs = AsyncIterator[tuple[int, TokenOut | PooledOut]]
+
+class Outputs(Protocol):
+    """What the requests of one submission bring, as it comes: the place of a request in it, and its output."""
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds until the first of them began to run; None before that."""
+
+    def __aiter__(self) -> Outputs: ...
+
+    async def __anext__(self) -> tuple[int, TokenOut | PooledOut]: ...
 
 
 class Loop(Protocol):
