@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.harness import GREEDY, Driver, greedy
+from tests.engine.harness import GREEDY, Driver, draft_model, greedy
 from tests.fakes import ScriptedModel
+from tlserve.config import SpeculativeConfig
 from tlserve.engine.request import FinishReason, GenRequest, RequestId, SamplingParams
 from tlserve.errors import ApiError, ContextLengthExceeded, InvalidRequest, Overloaded
 
@@ -172,11 +173,13 @@ def test_stats_count_what_happens() -> None:
     assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 2)
 
 
-def test_the_next_turn_finds_all_that_the_last_one_computed() -> None:
+@pytest.mark.parametrize("speculative", [None, draft_model(3)], ids=["off", "draft_model"])
+def test_the_next_turn_finds_all_that_the_last_one_computed(speculative: SpeculativeConfig | None) -> None:
     """All but its last token, which was drawn and never computed."""
-    driver = Driver(ScriptedModel(), prefix_cache="radix")
+    draft = ScriptedModel() if speculative else None  # the same model: every guess is right
+    driver = Driver(ScriptedModel(), prefix_cache="radix", speculative=speculative, draft=draft)
     prompt = [1, 2, 3, 4, 5]
-    answer = driver.finish(greedy(prompt, 9))
+    answer = driver.finish(greedy(prompt, 8))
     turn = driver.add(greedy([*prompt, *answer, 7], 2))
     driver.run()
     assert driver.cached[turn] == len(prompt) + len(answer) - 1

@@ -113,6 +113,14 @@ def test_a_more_urgent_prompt_does_not_wait_for_a_less_urgent_one() -> None:
     assert driver.engine.has_started(urgent)
 
 
+def test_nobody_waits_for_a_block_that_would_be_no_use() -> None:
+    """A full hit leaves the last token to compute, so a prompt of one block has nothing to gain from its equal."""
+    driver = Driver(ScriptedModel(), prefix_cache="radix")
+    ids = [driver.add(greedy([1, 2, 3, 4], 1)) for _ in range(2)]
+    driver.step()
+    assert [len(driver.drawn[i]) for i in ids] == [1, 1]
+
+
 def test_who_waited_for_a_reader_that_leaves_reads_on_itself() -> None:
     driver = Driver(ScriptedModel(), prefix_cache="radix", prefill_chunk=4)
     reader, waiting = driver.add(greedy([5] * 40, 1)), driver.add(greedy([5] * 40, 1))
