@@ -34,10 +34,11 @@ def _write(path: Path) -> None:
     writer = gguf.GGUFWriter(path, "qwen3")
     _add_shape(writer)
     _add_vocabulary(writer)
-    pool = _random_blocks(INTERMEDIATE * HIDDEN // BLOCK)
+    pool = _random_blocks(VOCAB * HIDDEN // BLOCK)
     for name, rows, columns in _matrices():
-        # Every matrix is a cut of the same random bytes: what they are does not matter, how many does.
-        data = np.resize(pool, rows * columns // BLOCK * BLOCK_BYTES).reshape(rows, columns // BLOCK * BLOCK_BYTES)
+        # Every matrix is a view of the same random bytes: what they are does not matter, how many does.
+        row_bytes = columns // BLOCK * BLOCK_BYTES
+        data = pool[: rows * row_bytes].reshape(rows, row_bytes)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
     for name, size in _norms():
         writer.add_tensor(name, np.ones(size, np.float32))
@@ -86,7 +87,7 @@ def _byte_symbol(value: int) -> str:
 
 
 def _random_blocks(count: int) -> NDArray[np.uint8]:
-    """[count * BLOCK_BYTES] random nibbles, one scale."""
+    """[count * BLOCK_BYTES] random nibbles, the same scale everywhere."""
     blocks = np.random.default_rng(0).integers(256, size=(count, BLOCK_BYTES), dtype=np.uint8)
     blocks[:, :2] = np.frombuffer(np.float16(SCALE).tobytes(), np.uint8)
     return blocks.reshape(-1)
