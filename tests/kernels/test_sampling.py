@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def rows_of(n: int, **changes: Any) -> SamplingRows:
         banned_starts=starts,
         banned_tokens=none,
     )
-    return replace(rows, **changes)
+    return rows._replace(**changes)
 
 
 def naive_candidates(

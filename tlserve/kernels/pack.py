@@ -78,7 +78,7 @@ def pack(layout: Layout, stored: Bytes, k: int, arena: Bytes, offset: int, *, or
     if k % layout.file_block or stored.shape[1] != layout.file_row_bytes(k):
         raise ValueError(f"a {layout.name} row of {k} values cannot have {stored.shape[1]} bytes")
     rows = np.arange(len(stored)) if order is None else order
-    _pack(layout.code, stored.reshape(-1), rows, k, arena, offset)
+    _pack(layout.code, stored.reshape(-1), rows, k, arena, offset, np.empty(8, np.uint32))
 
 
 def unpack(layout: Layout, arena: Bytes, offset: int, rows: int, k: int) -> Floats:
@@ -268,10 +268,9 @@ def _pack_floats(size: int, file: Bytes, file_at: int, k: int, arena: Bytes, til
             store_u16(arena, tile + 2 * (ROWS * i + row), load_u16(file, file_at + 2 * i))
 
 
-@entry("void(i8, Array(u1, 1, 'C', readonly=True), i8[::1], i8, u1[::1], i8)")
-def _pack(code: int, file: Bytes, order: Order, k: int, arena: Bytes, offset: int) -> None:
-    """file [rows * row bytes], order [rows] -> arena[offset:]"""
-    q = np.empty(8, np.uint32)
+@entry("void(i8, Array(u1, 1, 'C', readonly=True), i8[::1], i8, u1[::1], i8, u4[::1])")
+def _pack(code: int, file: Bytes, order: Order, k: int, arena: Bytes, offset: int, q: Words) -> None:
+    """file [rows * row bytes], order [rows] -> arena[offset:]; q [8] is scratch."""
     layout = TABLE[code]
     size = layout[BITS] // 8
     row_bytes = k * size if code < FIRST_QUANTISED else k // (GROUP * layout[BLOCK_GROUPS]) * layout[FILE_BYTES]
