@@ -286,11 +286,20 @@ def _limits(config: ServeConfig) -> Limits:
 
 
 def _lone(group: BaseException, of_block: BaseException | None) -> BaseException:
-    """The one exception in groups of one, which nurseries make; a group that the block raised stays what it is."""
+    """The one exception in groups of one, which nurseries make; what the block raised is what it was, group or not."""
+    if of_block is not None and _leaves(group) == _leaves(of_block):
+        return of_block  # itself, where a nursery has made a copy of a group
     error = group
-    while error is not of_block and isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def _leaves(error: BaseException) -> set[int]:
+    """The identities of all exceptions in ``error`` that are no groups."""
+    if not isinstance(error, BaseExceptionGroup):
+        return {id(error)}
+    return set().union(*map(_leaves, error.exceptions))
 
 
 @contextmanager

@@ -71,7 +71,9 @@ class _LoggedProgress:
 
 
 def _log_ready(server: Server) -> None:
-    log.LOGGER.info("serving", extra={"model": server.config.model_id, "url": server.base_url})
+    host, port = server.health_addr
+    fields = {"model": server.config.model_id, "url": server.base_url, "health": f"{host}:{port}"}
+    log.LOGGER.info("serving", extra=fields)
 
 
 def _show_banner(server: Server) -> None:

@@ -180,7 +180,7 @@ class Answer:
             "first_token_seconds": self._first_token_time,
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
+            "completion_tokens": sum(choice.num_tokens for choice in self._choices),
             "finish": ",".join(choice.finish_reason or "none" for choice in self._choices),
         }
         return {name: note for name, note in notes.items() if note is not None}
