@@ -81,10 +81,9 @@ def multiply(
         leaves.addresses([layout.code]), arena, layout.code, OFFSET, rows, k, bias,
         activations(layout, x, lanes), 0, columns, lanes, out.reshape(-1), 0, rows, y is not None,
     )  # fmt: skip
-    scratch = np.zeros(matmul.SCRATCH_BYTES, np.uint8)
     borders = [0, *cuts, -(-rows // 16)]
     for first, last in reversed(list(itertools.pairwise(borders))):
-        matmul.matmul(given, first, last, scratch, 0)
+        matmul.matmul(given, first, last)
     return out
 
 

@@ -139,7 +139,7 @@ def _prepare(users: Numbers, values: Floats, size: int, work: Work, t: int, colu
 
 @jit
 def _multiply(
-    weights: Weights, matrix: Numbers, first: int, last: int, work: Work, thread: int, columns: int,
+    weights: Weights, matrix: Numbers, first: int, last: int, work: Work, columns: int,
     y: Floats, y_at: int, y_stride: int, accumulate: bool,
 ) -> None:  # fmt: skip
     """y[t, first:last] = (y +) bias + rows first..last of the matrix times what was prepared; whole tiles of rows."""
@@ -148,7 +148,7 @@ def _multiply(
         weights.kernels, weights.arena, matrix[FORMAT], matrix[AT], matrix[ROW_COUNT], matrix[COLUMNS], matrix[BIAS],
         act, 0, columns, lanes_for(columns), y, y_at, y_stride, accumulate,
     )  # fmt: skip
-    matmul(product, first // ROWS, (last + ROWS - 1) // ROWS, work.scratch[thread], 0)
+    matmul(product, first // ROWS, (last + ROWS - 1) // ROWS)
 
 
 # ---- stages ----
@@ -202,7 +202,7 @@ def _project(weights: Weights, matrix: Numbers, work: Work, now: Now, stage: int
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(rows, (piece + 1) * share)
-        _multiply(weights, matrix, first, last, work, now.thread, now.num_tokens, work.x, 0, rows, True)
+        _multiply(weights, matrix, first, last, work, now.num_tokens, work.x, 0, rows, True)
         piece = _take(now, stage, pieces, piece)
 
 
@@ -244,7 +244,7 @@ def _some_heads(
     row = (dims.num_heads + 2 * dims.num_kv_heads) * d
     last = min(first + heads, num_heads)
     matrix, norms = weights.matrices[layer, which], weights.norms[layer]
-    _multiply(weights, matrix, first * d, last * d, work, now.thread, now.num_tokens, work.qkv, start * d, row, False)
+    _multiply(weights, matrix, first * d, last * d, work, now.num_tokens, work.qkv, start * d, row, False)
     for t in range(now.num_tokens):
         for head in range(first, last):
             at = t * row + (start + head) * d
@@ -319,8 +319,8 @@ def _gate_up(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, sta
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(size, (piece + 1) * share)
-        _multiply(weights, gate, first, last, work, now.thread, n, work.gate_up, 0, 2 * size, False)
-        _multiply(weights, up, first, last, work, now.thread, n, work.gate_up, size, 2 * size, False)
+        _multiply(weights, gate, first, last, work, n, work.gate_up, 0, 2 * size, False)
+        _multiply(weights, up, first, last, work, n, work.gate_up, size, 2 * size, False)
         for t in range(n):
             at = t * 2 * size + first
             silu_times(work.gate_up, at, work.gate_up, at + size, last - first, work.acted, t * size + first)
@@ -357,7 +357,7 @@ def _logits(weights: Weights, work: Work, now: Now, stage: int) -> None:
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(rows, (piece + 1) * share)
-        _multiply(weights, weights.head, first, last, work, now.thread, n, work.logits, 0, rows, False)
+        _multiply(weights, weights.head, first, last, work, n, work.logits, 0, rows, False)
         piece = _take(now, stage, pieces, piece)
 
 

@@ -37,7 +37,6 @@ class Layout:
     offset: int = 0  # 0 = affine, with a minimum for each group
     is_quantised: int = 1
     is_k: int = 0  # scales are products of a super scale and a small integer
-    is_wide: int = 0  # scratch only: q as bytes, scales and minimums in f32
     halves: int = 0  # a scale for each 16 k
 
     @property
@@ -57,7 +56,7 @@ class Layout:
     @property
     def scale_bytes(self) -> int:
         """Bytes of one scale for each row; with halves there are two, else a minimum follows if there is any."""
-        return 64 if self.is_wide else 16 if self.is_k else 32
+        return 16 if self.is_k else 32
 
     @property
     def group_bytes(self) -> int:
@@ -66,12 +65,6 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         return self.header_bytes + self.block_groups * self.group_bytes
-
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes of a group or k when spread out."""
-        wide = wide_layout(self)
-        return wide.group_bytes if self.is_quantised else wide.k_bytes
 
     @property
     def k_bytes(self) -> int:
@@ -108,28 +101,13 @@ BY_CODE = (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 LAYOUTS = {layout.name: layout for layout in BY_CODE}
 FIRST_QUANTISED = Q4_0.code
 
-# What quantised tiles are spread out to when many columns use them.
-WIDE_AFFINE = Layout("wide affine", -1, 8, is_wide=1)
-WIDE_OFFSET = Layout("wide offset", -2, 8, offset=128, is_wide=1)
-WIDE_HALVES = Layout("wide halves", -3, 8, offset=32, is_wide=1, halves=1)
-
-
-def wide_layout(layout: Layout) -> Layout:
-    """What a layout is spread out to when many columns use it."""
-    if not layout.is_quantised:
-        return F32
-    if layout.halves:
-        return WIDE_HALVES
-    return WIDE_OFFSET if layout.offset else WIDE_AFFINE
-
-
 # What kernels read about a layout at run time: TABLE[code, FIELD].
 FIELDS = (
     "bits", "offset", "is_k", "halves", "file_bytes", "block_groups", "block_bytes", "header_bytes", "values_bytes",
-    "scale_bytes", "group_bytes", "k_bytes", "wide_bytes",
+    "scale_bytes", "group_bytes", "k_bytes",
 )  # fmt: skip
 (
     BITS, OFFSET, IS_K, HALVES, FILE_BYTES, BLOCK_GROUPS, BLOCK_BYTES, HEADER, VALUES, SCALE, GROUP_BYTES, K_BYTES,
-    WIDE_BYTES,
+
 ) = range(len(FIELDS))  # fmt: skip
 TABLE = np.array([[getattr(layout, field) for field in FIELDS] for layout in BY_CODE], np.int64)

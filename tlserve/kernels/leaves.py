@@ -18,39 +18,30 @@ from numpy.typing import NDArray
 
 from tlserve.kernels.emit import Static, c_call
 from tlserve.kernels.jit import TARGET, Leaf, inline
-from tlserve.kernels.layout import BY_CODE, ROWS, Layout, wide_layout
-from tlserve.kernels.simd import prefetch, store_f32
+from tlserve.kernels.layout import BY_CODE, ROWS, Layout
+from tlserve.kernels.simd import prefetch
 from tlserve.kernels.tile import (
     add_columns,
     add_group,
     add_product,
     load_columns,
-    load_floats,
     load_scale,
     load_second,
     load_values,
     repeat_rows,
     store_columns,
-    store_wide,
     zero_columns,
 )
 
 # How the sums of a leaf begin.
 REPLACE, ACCUMULATE, RESUME = range(3)  # with the bias; with the bias plus y; with y as an earlier call left it
 
-DIRECT_WIDTHS = (1, 2, 4)
-WIDE_WIDTHS = (1, 2, 4, 8)
-# A row of the table of addresses: kernels[code, SLOT + i] for the i-th width.
-DIRECT, WIDEN, WIDE = 0, 3, 4
-SLOTS = 8
-
-PREFETCH = 2048  # bytes ahead in a stream of packed weights
+WIDTHS = (1, 2, 4, 8)
 
 MAX_LANES = 8 if TARGET.isa == "avx512" else 4  # columns whose sums and dots fit the registers
 _SUMS = 16 if TARGET.isa == "avx512" else 4
 _ONE = Static(1)
 _TILES_ARGUMENTS = 12
-_WIDEN_ARGUMENTS = 5
 
 
 @inline
@@ -66,7 +57,10 @@ def _start(tiles: Any, width: Any, mode: int, bias: int, y: int, y_step: int, ro
 
 
 def _quantised_tiles(layout: Layout, width: int) -> Callable[..., None]:
-    """The leaf for 16 rows of a quantised layout, packed or wide, and ``width`` columns."""
+    """The leaf for a few row tiles of a quantised layout and ``width`` columns.
+
+    ``ahead``, if not 0, is how far behind a group those weights lie that will be needed before long, and are fetched.
+    """
     static: Any = Static(layout)
     columns_static = Static(width)
 
@@ -81,7 +75,9 @@ def _quantised_tiles(layout: Layout, width: int) -> Callable[..., None]:
                 header = at
                 at += static.header_bytes
                 for _ in range(static.block_groups):
-                    prefetch(at, ahead)
+                    if ahead != 0:
+                        for line in range(0, static.group_bytes, 64):
+                            prefetch(at, ahead + line)
                     values = load_values(static, at, 0)
                     scale = load_scale(static, header, 0, at, 0)
                     second = load_second(static, header, 0, at, 0)
@@ -138,48 +134,7 @@ def _float_tiles(layout: Layout, width: int) -> Callable[..., None]:
     return tiles
 
 
-def _widen_quantised(layout: Layout, wide: Layout) -> Callable[..., None]:
-    """The leaf that spreads ``blocks`` blocks of groups of a few tiles out, one tile after the other."""
-    static: Any = Static(layout)
-    wide_static: Any = Static(wide)
-
-    def widen(weights: int, tile_step: int, blocks: int, to: int, tiles: int) -> None:
-        for _ in range(tiles):
-            at = weights
-            for _ in range(blocks):
-                header = at
-                at += static.header_bytes
-                for _ in range(static.block_groups):
-                    store_wide(static, load_values(static, at, 0), to, 0)
-                    store_f32(to, wide_static.values_bytes, load_scale(static, header, 0, at, 0))
-                    # Where there is none, the next group's values go there.
-                    second = load_second(static, header, 0, at, 0)
-                    store_f32(to, wide_static.values_bytes + wide_static.scale_bytes, second)
-                    at += static.group_bytes
-                    to += wide_static.group_bytes
-            weights += tile_step
-
-    return widen
-
-
-def _widen_floats(layout: Layout) -> Callable[..., None]:
-    """The same for a float layout, to float32; ``blocks`` counts k."""
-    static: Any = Static(layout)
-
-    def widen(weights: int, tile_step: int, blocks: int, to: int, tiles: int) -> None:
-        for _ in range(tiles):
-            at = weights
-            for _ in range(blocks):
-                store_f32(to, 0, load_floats(static, at, 0))
-                at += static.k_bytes
-                to += 4 * ROWS
-            weights += tile_step
-
-    return widen
-
-
 call_tiles = c_call(_TILES_ARGUMENTS)
-call_widen = c_call(_WIDEN_ARGUMENTS)
 
 
 @cache
@@ -189,30 +144,22 @@ def _tiles_leaf(layout: Layout, width: int) -> Leaf:
     return Leaf(name, make(layout, width), types.void(*[types.int64] * _TILES_ARGUMENTS))
 
 
-@cache
-def _widen_leaf(layout: Layout) -> Leaf:
-    function = _widen_quantised(layout, wide_layout(layout)) if layout.is_quantised else _widen_floats(layout)
-    return Leaf(f"widen-{layout.name}", function, types.void(*[types.int64] * _WIDEN_ARGUMENTS))
-
-
-def _slots(layout: Layout) -> dict[int, Leaf]:
-    wide = wide_layout(layout)
-    slots = {DIRECT + i: _tiles_leaf(layout, width) for i, width in enumerate(DIRECT_WIDTHS)}
-    if layout != wide:
-        slots[WIDEN] = _widen_leaf(layout)
-    widths = [width for width in WIDE_WIDTHS if width <= MAX_LANES]
-    return slots | {WIDE + i: _tiles_leaf(wide, width) for i, width in enumerate(widths)}
+def _widths(code: int) -> list[Leaf]:
+    return [_tiles_leaf(BY_CODE[code], width) for width in WIDTHS if width <= MAX_LANES]
 
 
 def leaves(codes: Iterable[int]) -> list[Leaf]:
     """The kernels that products with weights of these layouts need, for ``jit.compile_all``."""
-    return list({leaf.name: leaf for code in codes for leaf in _slots(BY_CODE[code]).values()}.values())
+    return [leaf for code in sorted(set(codes)) for leaf in _widths(code)]
 
 
 def addresses(codes: Iterable[int]) -> NDArray[np.int64]:
-    """Their addresses, [layouts, SLOTS], compiling those that are not yet: the ``kernels`` of every Product."""
-    table = np.zeros((len(BY_CODE), SLOTS), np.int64)
+    """Their addresses, compiling those that are not yet: the ``kernels`` of every Product.
+
+    [layouts, widths]: kernels[code, i] is for WIDTHS[i] columns.
+    """
+    table = np.zeros((len(BY_CODE), len(WIDTHS)), np.int64)
     for code in codes:
-        for slot, leaf in _slots(BY_CODE[code]).items():
-            table[code, slot] = leaf.address
+        for i, leaf in enumerate(_widths(code)):
+            table[code, i] = leaf.address
     return table

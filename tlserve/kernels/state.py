@@ -102,7 +102,6 @@ class Work(NamedTuple):
     acted: NDArray[np.float32]  # [max_tokens, intermediate_size] silu(gate) * up
     logits: NDArray[np.float32]  # [max_logits, vocab_size]
     hidden: NDArray[np.float32]  # [max_hidden, hidden_size]
-    scratch: NDArray[np.uint8]  # [threads, matmul.SCRATCH_BYTES]
     attention: NDArray[np.float32]  # [threads, attention.scratch_floats]
 
 
@@ -118,7 +117,7 @@ WORK = types.NamedTuple(
     [
         *[_I64, _I32, _I32, _I32, types.int32[:, ::1], _I32, _I32],
         *[_U8, _I64, _F32, _F32, _U8, _U8, _F32, _F32, _F32, _F32, _F32],
-        *[types.uint8[:, ::1], types.float32[:, ::1]],
+        types.float32[:, ::1],
     ],
     Work,
 )

@@ -45,7 +45,7 @@ from tlserve.kernels.emit import (
     vector_of,
 )
 from tlserve.kernels.jit import TARGET
-from tlserve.kernels.layout import BF16, F16, WIDE_OFFSET, Layout
+from tlserve.kernels.layout import BF16, F16, Layout
 from tlserve.kernels.simd import ROUND, ROUND_BITS, emit_f16_to_f32, emit_first_lanes, emit_fma
 
 RECORD = 64
@@ -156,15 +156,6 @@ def load_values(b: Any, layout: Layout, pointer: Any) -> list[Any]:
     return values
 
 
-@instruction(types.void, STATIC, COLUMNS, POINTER)
-def store_wide(b: Any, layout: Layout, values: list[Any], pointer: Any) -> None:
-    """The bytes of a wide group: q moved to an offset of 128 where the layout has one for all its values."""
-    move = WIDE_OFFSET.offset - layout.offset if layout.offset and not layout.halves else 0
-    for v, value in enumerate(values):
-        moved = b.add(value, constant(u8x64.llvm, move)) if move else value
-        b.store(moved, pointer_to(b, _at(b, pointer, 64 * v), u8x64.llvm), align=1)
-
-
 def _f16(b: Any, pointer: Any, offset: int) -> Any:
     return emit_f16_to_f32(b, b.load(pointer_to(b, _at(b, pointer, offset), vector_of(I16)), align=2))
 
@@ -177,8 +168,6 @@ def _small(b: Any, pointer: Any, offset: int, *, signed: bool) -> Any:
 def _scales(b: Any, layout: Layout, header: Any, pointer: Any, second: int) -> Any:
     """The first or second run of scales or minimums of a group; the products of K formats are exact."""
     offset = layout.values_bytes + second * layout.scale_bytes
-    if layout.is_wide:
-        return b.load(pointer_to(b, _at(b, pointer, offset), f32x16.llvm), align=4)
     if not layout.is_k:
         return _f16(b, pointer, offset)
     super_scale = _f16(b, header, 0 if layout.halves else 32 * second)
@@ -337,12 +326,6 @@ def _load_floats(b: Any, layout: Layout, pointer: Any) -> Any:
         return emit_f16_to_f32(b, halves)
     assert layout == BF16
     return b.bitcast(b.shl(b.zext(halves, i32x16.llvm), constant(i32x16.llvm, 16)), f32x16.llvm)
-
-
-@instruction(f32x16, STATIC, POINTER)
-def load_floats(b: Any, layout: Layout, pointer: Any) -> Any:
-    """16 numbers of a float layout."""
-    return _load_floats(b, layout, pointer)
 
 
 @instruction(lambda layout, width, columns: columns, STATIC, STATIC, COLUMNS, POINTER, types.intp, POINTER)

@@ -13,9 +13,8 @@ from tlserve.errors import ConfigError
 from tlserve.kernels.attention import scratch_floats, sub_block_bytes
 from tlserve.kernels.forward import Forward
 from tlserve.kernels.jit import TARGET
-from tlserve.kernels.matmul import SCRATCH_BYTES
 from tlserve.kernels.product import activation_bytes
-from tlserve.kernels.state import Dims, Weights, Work
+from tlserve.kernels.state import Dims, Work
 from tlserve.model.batch import Batch, ForwardOutput
 from tlserve.model.checkpoint import Checkpoint, fingerprint
 from tlserve.model.config import ModelConfig
@@ -171,7 +170,6 @@ def _allocate(dims: Dims, config: EngineConfig, max_model_len: int, kv_bytes: in
             acted=_floats(tokens, dims.intermediate_size),
             logits=_floats(logits, dims.vocab_size),
             hidden=_floats(tokens, dims.hidden_size),
-            scratch=np.zeros((config.num_threads, SCRATCH_BYTES), np.uint8),
             attention=np.zeros((config.num_threads, scratch_floats(dims.head_dim)), np.float32),
         )
     except MemoryError:
