@@ -125,7 +125,7 @@ def requests(count: int, seed: int) -> list[GenRequest]:
     made = []
     for index in range(count):
         own = rng.choices(range(NUM_TOKENS), k=rng.randrange(1, 12))
-        prompt = rng.choice([shared[: rng.choice([20, 48, 70])] + own, own, own * 4, shared[:64]])
+        prompt = rng.choice([shared[: rng.choice([20, 48, 70])] + own, own, own, own * 4, shared[:64]])
         made.append(
             GenRequest(
                 tuple(prompt),
@@ -155,7 +155,6 @@ class Arrivals:
         for output in self.engine.step():
             assert isinstance(output, TokenOut)
             self.answers[output.id].append((output.token, output.logprob, output.top_logprobs))
-        self.engine.check_invariants()
 
     def run(self, arriving: list[GenRequest]) -> None:
         for request in arriving:
@@ -163,8 +162,10 @@ class Arrivals:
             self.requests[request_id], self.answers[request_id] = request, []
             for _ in range(self.rng.randrange(3)):
                 self.step()
+        self.engine.check_invariants()
         while self.engine.has_work():
             self.step()
+        self.engine.check_invariants()
 
 
 @pytest.mark.parametrize("speculation", SPECULATION)
