@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_status
     except BrokenPipeError:
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return status
 
 
