@@ -153,8 +153,8 @@ MUTANTS = (
         "s16",
         "a step runs on the event loop",
         "tlserve/engine/loop.py",
-        "in_thread: bool = True",
-        "in_thread: bool = False",
+        "await trio.to_thread.run_sync(self._make_steps, post, limiter=self._limiter)",
+        "self._make_steps(post)",
         "test_concurrent_streams_equal_serial",
     ),
 )

@@ -67,7 +67,10 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
     runners = [load_runner(checkpoint, config.engine, progress)]
     speculative = config.engine.speculative
     if speculative is not None and speculative.draft_model_dir is not None:
-        draft = replace(config.engine, num_blocks=runners[0].num_blocks, kv_cache_mb=None, speculative=None)
+        # Its own context may be the shorter one; past it there are no drafts.
+        draft = replace(
+            config.engine, num_blocks=runners[0].num_blocks, kv_cache_mb=None, max_model_len=None, speculative=None
+        )
         runners.append(load_runner(open_checkpoint(speculative.draft_model_dir), draft, progress))
     engine = Engine(
         runners[0],

@@ -37,14 +37,29 @@ def test_a_stream_gets_a_token_in_every_step_while_a_long_prompt_is_read() -> No
         assert len(driver.drawn[stream]) == expected
 
 
-def test_a_whole_prompt_in_one_step_leaves_room_for_every_stream() -> None:
-    """prefill_chunk = 0 reads as much of a prompt as the budget has left after all who are one token short."""
-    driver = Driver(ScriptedModel(), prefill_chunk=0, max_batch_tokens=16)
-    driver.add(greedy([1, 2], 30, priority=-5))
+@pytest.mark.parametrize(("num_streams", "num_prompt_tokens"), [(0, 40), (1, 9), (6, 9), (8, 12)])
+def test_prompts_share_few_tokens_of_a_step_while_streams_run(num_streams: int, num_prompt_tokens: int) -> None:
+    """1.5 tokens for each stream, counting at least six: a step then stays under 2.5 times one without a prompt."""
+    driver = Driver(ScriptedModel(), prefill_chunk=0, max_num_seqs=10)
+    for _ in range(num_streams):
+        driver.add(greedy([1, 2], 30, priority=-5))
     driver.step()
     driver.add(greedy([3] * 40, priority=5))
+    driver.add(greedy([4] * 40))
     driver.step()
-    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 15}
+    rows = rows_per_slot(driver.model.batches[-1])
+    assert all(rows[slot] == 1 for slot in range(num_streams))
+    assert rows[num_streams] == num_prompt_tokens
+    assert len(rows) == num_streams + (2 if num_streams == 0 else 1)
+
+
+def test_the_streams_of_a_full_budget_leave_the_rest_to_prompts() -> None:
+    driver = Driver(ScriptedModel(), max_batch_tokens=4)
+    driver.add(greedy([1, 2], 30))
+    driver.step()
+    driver.add(greedy([3] * 40))
+    driver.step()
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 3}
 
 
 def test_the_budget_bounds_every_step() -> None:

@@ -201,12 +201,13 @@ def test_drafts_of_different_lengths_share_a_step() -> None:
 
 
 def test_drafts_spend_only_what_is_left_of_the_budget() -> None:
-    driver = Driver(ScriptedModel(script=COUNT_UP), speculative=prompt_lookup(8), max_batch_tokens=20)
+    driver = Driver(ScriptedModel(script=COUNT_UP), speculative=prompt_lookup(8), max_batch_tokens=12)
     driver.add(greedy([*range(16), 0, 1], 30))
+    driver.step()
     driver.step()
     driver.add(greedy([3] * 16, 2))
     driver.step()
-    assert driver.model.batches[-1].request_rows.tolist() == [0] * 4 + [1] * 16
+    assert driver.model.batches[-1].request_rows.tolist() == [0] * 3 + [1] * 9
 
 
 def test_a_draft_model_must_have_the_vocabulary_of_the_model() -> None:

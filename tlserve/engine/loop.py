@@ -253,8 +253,6 @@ class EngineLoop:
             await trio.to_thread.run_sync(self._make_steps, post, limiter=self._limiter)
         else:
             self._make_steps(_call_now)
-            await trio.lowlevel.checkpoint()
-        if self._step_delay:
             await trio.sleep(self._step_delay)
 
     def _make_steps(self, post: Post) -> None:

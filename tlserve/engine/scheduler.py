@@ -20,6 +20,11 @@ from tlserve.engine.state import RequestState, RequestStatus
 
 _urgency = attrgetter("urgency")
 
+# While streams run, the prompts of a step get this many tokens for each of them, so that a step stays under 2.5
+# times one without a prompt. Reading the weights costs as much as some tokens do: fewer streams count as this many.
+PROMPT_SHARE = 1.5
+LEAST_STREAMS = 6
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -27,6 +32,7 @@ class Schedule:
 
     requests: list[RequestState]
     token_budget: int  # what is left of it
+    prompt_budget: int  # what prompts may still take of that
 
 
 class Scheduler:
@@ -59,8 +65,11 @@ class Scheduler:
         state.status = RequestStatus.FINISHED
 
     def schedule(self) -> Schedule:
-        schedule = Schedule([], self._max_batch_tokens)
+        schedule = Schedule([], self._max_batch_tokens, self._max_batch_tokens)
         self._schedule_last_tokens(schedule)
+        if schedule.requests:
+            schedule.prompt_budget = int(PROMPT_SHARE * max(LEAST_STREAMS, len(schedule.requests)))
+        schedule.prompt_budget = min(schedule.prompt_budget, schedule.token_budget)
         self._schedule_prompts(schedule)
         self._admit(schedule)
         self._schedule_drafts(schedule)
@@ -76,13 +85,13 @@ class Scheduler:
 
     def _schedule_prompts(self, schedule: Schedule) -> None:
         for state in self.running:
-            if state.num_pending_tokens > 1 and schedule.token_budget:
+            if state.num_pending_tokens > 1 and schedule.prompt_budget:
                 self._schedule_chunk(schedule, state)
 
     def _admit(self, schedule: Schedule) -> None:
         self.is_short_of_blocks = False
         for state in list(self.waiting):
-            if len(self.running) == self.max_running or not schedule.token_budget:
+            if len(self.running) == self.max_running or not schedule.prompt_budget:
                 return
             if self._can_wait_for_a_hit(state):
                 continue
@@ -102,8 +111,9 @@ class Scheduler:
         return self._kv_cache.is_coming(state, readers)
 
     def _schedule_chunk(self, schedule: Schedule, state: RequestState) -> None:
-        count = min(state.num_pending_tokens, self._prefill_chunk, schedule.token_budget)
+        count = min(state.num_pending_tokens, self._prefill_chunk, schedule.prompt_budget)
         _schedule_tokens(schedule, state, count)
+        schedule.prompt_budget -= count
 
     def _schedule_drafts(self, schedule: Schedule) -> None:
         for state in schedule.requests:
