@@ -11,7 +11,7 @@ from tlserve.kernels.simd import load_f32, store_f32
 
 
 @jit
-def _exp_padded(x, out):  # type: ignore[no-untyped-def]
+def _exp_padded(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     for i in range(0, x.size, 16):
         store_f32(out, i, exp16(load_f32(x, i)))
 
@@ -32,4 +32,5 @@ def attention(
     seen = slice(0, position + 1)
     scores = keys[seen].astype(np.float64) @ q.astype(np.float64) / np.sqrt(q.size)
     weights = np.exp(scores - scores.max())
-    return weights / weights.sum() @ values[seen].astype(np.float64)
+    mixed: NDArray[np.float64] = weights / weights.sum() @ values[seen].astype(np.float64)
+    return mixed

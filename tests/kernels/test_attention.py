@@ -16,25 +16,28 @@ Floats = NDArray[np.float32]
 
 
 @jit
-def _run(  # type: ignore[no-untyped-def]
-    number, kernels, q, keys, values, kv, table, head, num_kv_heads, block_size, cuts, out, scratch
-):
+def _run(
+    number: int, kernels: NDArray[np.int64], q: Floats, keys: Floats, values: Floats, kv: NDArray[np.uint8],
+    table: NDArray[np.int32], head: int, num_kv_heads: int,
+    group: int, head_dim: int, block_size: int, cuts: NDArray[np.int64],
+    out: Floats, scratch: Floats,
+) -> None:  # fmt: skip
     """Writes every token of one request, then attends in runs that end at ``cuts``."""
-    num_tokens, num_heads, head_dim = q.shape
-    group = num_heads // num_kv_heads
+    num_heads = group * num_kv_heads
+    num_tokens = q.size // (num_heads * head_dim)
     sub = sub_block_bytes(head_dim, number)
     head_size = sub * (block_size // 16)
     block_stride = num_kv_heads * head_size
     for t in range(num_tokens):
         at = table[0, t // block_size] * block_stride + head * head_size + t % block_size // 16 * sub
-        write_kv(number, True, kv, at, t % 16, head_dim, keys.ravel(), t * head_dim)
-        write_kv(number, False, kv, at, t % 16, head_dim, values.ravel(), t * head_dim)
+        write_kv(number, True, kv, at, t % 16, head_dim, keys, t * head_dim)
+        write_kv(number, False, kv, at, t % 16, head_dim, values, t * head_dim)
     row = num_heads * head_dim
     start = 0
     for stop in cuts:
         at = start * row + head * group * head_dim
         attend(
-            kernels, q.ravel(), at, row, stop - start, group, head_dim, start,
+            kernels, q, at, row, stop - start, group, head_dim, start,
             kv, head * head_size, table, 0, block_size, block_stride, out, at, row, scratch,
         )  # fmt: skip
         start = stop
@@ -74,7 +77,8 @@ class Case:
         scratch = np.full(scratch_floats(self.head_dim), np.nan, np.float32)
         for head in range(self.num_kv_heads):
             _run(
-                self.number, kernels, q, keys[head], values[head], kv, table, head, self.num_kv_heads, self.block_size,
+                self.number, kernels, q.reshape(-1), keys[head].reshape(-1), values[head].reshape(-1), kv, table, head,
+                self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim, self.block_size,
                 cuts, out, scratch,
             )  # fmt: skip
         return out.reshape(q.shape)

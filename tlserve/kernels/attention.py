@@ -16,7 +16,7 @@ A tile's kernel is a leaf, compiled for its number of queries; a model needs two
 """
 
 # Numba types kernels; mypy sees their scalars as Any.
-# mypy: disable-error-code="no-any-return, return-value, operator"
+# mypy: disable-error-code="no-any-return, return-value, operator, arg-type"
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -72,6 +72,8 @@ from tlserve.kernels.simd import (
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+Tables = NDArray[np.int32]  # [requests, blocks of one]
 
 SUB_BLOCK = 16  # tokens whose scores are one register
 CHUNK = 64  # tokens between two looks at the largest score
@@ -418,9 +420,10 @@ def attention_addresses(group: int, number_bytes: int) -> NDArray[np.int64]:
 
 @jit
 def attend(
-    kernels, q, q_at, q_row, num_tokens, group, head_dim, position,
-    kv, base, table, row, block_size, block_stride, out, out_at, out_row, scratch,
-):  # fmt: skip
+    kernels: Numbers, q: Floats, q_at: int, q_row: int, num_tokens: int, group: int, head_dim: int, position: int,
+    kv: Bytes, base: int, table: Tables, row: int, block_size: int, block_stride: int,
+    out: Floats, out_at: int, out_row: int, scratch: Floats,
+) -> None:  # fmt: skip
     """Attention of ``group`` query heads over one head of keys, for tokens of one request in one sub-block.
 
     q [num_tokens, group, head_dim] starts at q[q_at] and out at out[out_at], tokens q_row and out_row floats apart.

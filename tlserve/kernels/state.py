@@ -6,7 +6,7 @@ All of it is allocated once; a step only fills the batch part of Work. Python ma
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -107,13 +107,13 @@ class Work(NamedTuple):
 
 _F32, _I32, _I64, _U8 = types.float32[::1], types.int32[::1], types.int64[::1], types.uint8[::1]
 
-DIMS = types.NamedUniTuple(types.int64, len(Dims._fields), Dims)
-_TABLE = types.int64[:, ::1]
-WEIGHTS = types.NamedTuple(
-    [_TABLE, _U8, types.int64[:, :, ::1], _TABLE, _I64, _I64, _I64, _F32, _TABLE, _F32, _F32], Weights
-)
+_named: Any = types.NamedTuple  # numba has no types
 
-WORK = types.NamedTuple(
+DIMS = _named([types.int64] * len(Dims._fields), Dims)
+_TABLE = types.int64[:, ::1]
+WEIGHTS = _named([_TABLE, _U8, types.int64[:, :, ::1], _TABLE, _I64, _I64, _I64, _F32, _TABLE, _F32, _F32], Weights)
+
+WORK = _named(
     [
         *[_I64, _I32, _I32, _I32, types.int32[:, ::1], _I32, _I32],
         *[_U8, _I64, _F32, _F32, _U8, _U8, _F32, _F32, _F32, _F32, _F32],

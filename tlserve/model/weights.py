@@ -24,7 +24,7 @@ from tlserve.kernels import pack
 from tlserve.kernels.attention import attention_addresses
 from tlserve.kernels.layout import LAYOUTS, Layout
 from tlserve.kernels.leaves import addresses
-from tlserve.kernels.state import ABSENT, Field, Matrix, Norm, Weights
+from tlserve.kernels.state import ABSENT, Matrix, Norm, Weights
 from tlserve.model.checkpoint import Checkpoint
 from tlserve.model.config import ModelConfig, inverse_frequencies
 from tlserve.model.layout import EMBEDDING, FINAL_NORM, HEAD
