@@ -18,6 +18,16 @@ from tlserve.errors import ConfigError
 
 SUCC = Path(__file__).parents[1] / "fixtures" / "succ"
 PEM = Path(__file__).parent / "http" / "localhost.pem"  # a certificate and its key
+# The key of that file under a password.
+ENCRYPTED_KEY = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAhCex9BALjmRQICCAAw
+DAYIKoZIhvcNAgkFADAdBglghkgBZQMEAQIEEMoMPQ/SakLL14sBEPW9+UMEgZAb
+jd3eegsUdUW+eA/BfjkY03+a9VCMRtskZFvwoDb7u9NQ1F0sxJEEGMzqedpDUzGT
+o+eUOTdWRuhkzPq5TkOuB5x0cgxn2rO0NjgspiHtIq8vjEhR3AxV08BCAKbMqm39
+HlSiBBYyRuAuIu2gXKTqu93CX1TxqI+ePMLMd5G8SCEOxHVhjzwnou4gdQyX+nU=
+-----END ENCRYPTED PRIVATE KEY-----
+"""
 CHAT = "/v1/chat/completions"
 PAGE = "https://app.example"
 KEY = ("Authorization", "Bearer sk-one")
@@ -213,7 +223,7 @@ async def test_a_drain_finishes_what_is_in_flight_over_tls() -> None:
 @pytest.mark.parametrize("broken", ["tls_cert", "tls_key"])
 async def test_bad_pem_is_a_config_error_naming_the_key(tmp_path: Path, broken: str) -> None:
     files = {"tls_cert": PEM, "tls_key": PEM}
-    for content in (None, "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+    for content in (None, "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ENCRYPTED_KEY):
         path = tmp_path / f"{broken}.pem"
         if content is not None:
             path.write_text(content)

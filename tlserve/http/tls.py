@@ -20,9 +20,10 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
+        detail = f" ({error.reason})" if error.reason else ""
         raise ConfigError(
             f"tls_cert = {str(cert)!r}, tls_key = {str(key)!r}: "
-            f"must be a PEM certificate and its unencrypted PEM key ({error.reason or error})"
+            f"must be a PEM certificate and its unencrypted PEM key{detail}"
         ) from None
     return context
 
