@@ -61,6 +61,7 @@ from tlserve.kernels.simd import (
     max_lanes,
     maximum,
     minimum,
+    prefetch,
     scalar_f32,
     scalar_i32,
     splat,
@@ -79,6 +80,7 @@ SUB_BLOCK = 16  # tokens whose scores are one register
 CHUNK = 64  # tokens between two looks at the largest score
 WIDTHS = (1, 4, 8, 16)  # queries that share a load of keys and values
 WIDEST = 16
+LINE = 64  # bytes of a cache line: an f16 sub-block has as many as a head has dimensions
 MAX_F16 = np.float32(65504.0)
 NEVER = np.float32(-np.inf)
 
@@ -248,10 +250,20 @@ def _score(tile: Any, packed: int, kv: int, head_dim: int, scores: int) -> None:
 
 
 @inline
-def _score_four(tile: Any, packed: int, kv0: int, kv1: int, kv2: int, kv3: int, head_dim: int, scores: int) -> None:
-    """The same for four sub-blocks, so that a narrow tile has enough sums to wait for."""
+def _score_four(
+    tile: Any, packed: int, kv0: int, kv1: int, kv2: int, kv3: int, head_dim: int, scores: int,
+    next0: int, next1: int, next2: int, next3: int,
+) -> None:  # fmt: skip
+    """The same for four sub-blocks, so that a narrow tile has enough sums to wait for; fetches the next four.
+
+    Single tokens read the whole cache once, and blocks are too short for the hardware to see the stream.
+    """
     sums0 = sums1 = sums2 = sums3 = zero_tile(tile)
     for d in range(head_dim):
+        prefetch(next0, d * LINE)
+        prefetch(next1, d * LINE)
+        prefetch(next2, d * LINE)
+        prefetch(next3, d * LINE)
         key, query = d * LANES * tile.number_bytes, 4 * d * tile.queries
         sums0 = fma_tile(sums0, _load_numbers(tile, kv0, key), packed, query, 1)
         sums1 = fma_tile(sums1, _load_numbers(tile, kv1, key), packed, query, 1)
@@ -369,12 +381,17 @@ def _attend_tile(made_for: Tile) -> Callable[..., None]:
         last = position + (first + count - 1) // group
         for start in range(0, last + 1, CHUNK):
             num_subs = min(CHUNK, last - start + SUB_BLOCK) // SUB_BLOCK
+            following = start + CHUNK if start + CHUNK <= last - CHUNK else start
             sub0 = kv + _find(table, start, block_size, block_stride, sub_bytes)
             if n <= 4 and num_subs == 4:
+                next0 = kv + _find(table, following, block_size, block_stride, sub_bytes)
                 sub1 = kv + _find(table, start + SUB_BLOCK, block_size, block_stride, sub_bytes)
                 sub2 = kv + _find(table, start + 2 * SUB_BLOCK, block_size, block_stride, sub_bytes)
                 sub3 = kv + _find(table, start + 3 * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                _score_four(tile, packed, sub0, sub1, sub2, sub3, head_dim, scores)
+                next1 = kv + _find(table, following + SUB_BLOCK, block_size, block_stride, sub_bytes)
+                next2 = kv + _find(table, following + 2 * SUB_BLOCK, block_size, block_stride, sub_bytes)
+                next3 = kv + _find(table, following + 3 * SUB_BLOCK, block_size, block_stride, sub_bytes)
+                _score_four(tile, packed, sub0, sub1, sub2, sub3, head_dim, scores, next0, next1, next2, next3)
             else:
                 for j in range(num_subs):
                     sub = kv + _find(table, start + j * SUB_BLOCK, block_size, block_stride, sub_bytes)
