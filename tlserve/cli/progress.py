@@ -44,13 +44,6 @@ class Progress:
         if time.monotonic() - self._shown_at >= self._interval:
             self._show()
 
-    def say(self, line: str) -> None:
-        """Print one line, above the bar where there is one."""
-        self._stream.write(f"\r\x1b[K{line}\n" if self._is_terminal else f"{line}\n")
-        self._stream.flush()
-        if self._is_terminal:
-            self._show()
-
     def _show(self) -> None:
         self._shown_at = time.monotonic()
         text = f"{self._title} {self._amount()} {self._note}".rstrip()
