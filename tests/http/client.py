@@ -125,8 +125,12 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     def connect(self, *, is_clogged: bool = False) -> trio.abc.Stream:
         """The client's end; ``is_clogged`` has no buffer, so that a write waits until it is read."""
         pair = trio.testing.lockstep_stream_pair() if is_clogged else trio.testing.memory_stream_pair()
-        self._send.send_nowait(pair[0])
+        self.take(pair[0])
         return pair[1]
+
+    def take(self, stream: trio.abc.Stream) -> None:
+        """Have a stream accepted whose other end the test has."""
+        self._send.send_nowait(stream)
 
     async def accept(self) -> trio.abc.Stream:
         return await self._receive.receive()

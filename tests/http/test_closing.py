@@ -261,3 +261,51 @@ async def test_a_flood_of_connections_is_closed_unheard(autojump_clock: MockCloc
         assert app.server.num_connections < 100
         assert await clients[-1].rest() == b""
         assert trio.current_time() == 0
+
+
+class HastyStream(trio.abc.Stream):
+    """A server's end whose client leaves with the last byte it wanted, and is seen to before the write returns."""
+
+    def __init__(self, stream: trio.abc.Stream, client: trio.abc.Stream, last: bytes) -> None:
+        self._stream = stream
+        self._client = client
+        self._last = last
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+        if bytes(data).rstrip().endswith(self._last):
+            with trio.CancelScope(shield=True):
+                await self._client.aclose()
+                await wait_all_tasks_blocked()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "last", "outcome"),
+    [
+        (post("/echo", b"whole"), b"whole", Outcome.COMPLETE),
+        (post("/stream", b"3"), b"[DONE]", Outcome.COMPLETE),
+        (post("/stream", b"3"), b"data: 2", Outcome.CLIENT_LEFT),
+        (post("/refuse"), b"got 3", Outcome.COMPLETE),
+        (post("/bug-late"), b"data: 1", Outcome.CLIENT_LEFT),
+    ],
+    ids=["whole", "stream", "half a stream", "refusal", "without our error"],
+)
+async def test_a_client_that_leaves_with_the_whole_answer_has_not_left_early(
+    request_bytes: bytes, last: bytes, outcome: Outcome
+) -> None:
+    async with serving() as app:
+        ours, theirs = trio.testing.memory_stream_pair()
+        app.listener.take(HastyStream(ours, theirs, last))
+        await theirs.send_all(request_bytes)
+        await wait_all_tasks_blocked(0.01)  # later than the stream's own
+        assert [record.outcome for record in app.records] == [outcome]
+        assert app.server.num_connections == 0

@@ -63,6 +63,7 @@ class _Exchange:
     began: float  # trio.current_time() at the first byte
     method: str = ""
     notes: dict[str, Note] = field(default_factory=dict)
+    is_abandoned: bool = False  # the handler was cancelled because the peer had left
 
 
 class Connection:
@@ -156,7 +157,7 @@ class Connection:
             error = caught
         else:
             self.state = State.ANSWERING
-            error = await self._call_handler(request, exchange.reply)
+            error = await self._call_handler(request, exchange)
         await self._conclude(exchange, error)
         return not exchange.reply.has_failed and self._start_next_cycle()
 
@@ -257,20 +258,21 @@ class Connection:
 
     # Answering it
 
-    async def _call_handler(self, request: Request, reply: HttpReply) -> ApiError | None:
+    async def _call_handler(self, request: Request, exchange: _Exchange) -> ApiError | None:
         """Runs the handler for as long as the peer is there; returns what ended the answer, if anything did."""
         error: ApiError | None = None
         try:
             with self._peer.cancel_when_left() as scope:
                 self._handler_scope = scope
-                await self._service.handler(request, reply)
+                await self._service.handler(request, exchange.reply)
         except* ApiError as group:
             error = _first_api_error(group)
         finally:
             self._handler_scope = None
         if error is None and scope.cancelled_caught:
             error = self._refusal  # None when it was the peer that left
-        elif error is None and not reply.is_started:
+            exchange.is_abandoned = error is None
+        elif error is None and not exchange.reply.is_started:
             raise RuntimeError("a handler returned without an answer")
         return error
 
@@ -284,8 +286,12 @@ class Connection:
                 await reply.send(errors.response(error))
             elif not reply.is_complete:
                 await reply.fail(errors.event(error))
+        elif error is not None:
+            reply.is_lost = True
         self._exchange = None
-        outcome = self._peer.departure or (Outcome.FAILED if reply.has_failed else Outcome.COMPLETE)
+        outcome = Outcome.FAILED if reply.has_failed else Outcome.COMPLETE
+        if self._peer.departure is not None and (reply.is_lost or exchange.is_abandoned):
+            outcome = self._peer.departure
         self._service.on_finish(
             RequestRecord(
                 server=self._service.name,

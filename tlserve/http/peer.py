@@ -117,18 +117,19 @@ class Peer:
         return len(self.received) > self._max_ahead_bytes
 
     async def _send_piece(self, data: bytes) -> None:
-        if self.departure is None:
-            with trio.move_on_after(self.write_timeout):
-                try:
-                    await self._stream.send_all(data)
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    self._leave(Outcome.CLIENT_LEFT)
-                except trio.Cancelled:
-                    # Nobody knows how much was sent, so nothing can be sent behind it.
-                    self._leave(Outcome.WRITE_TIMEOUT)
-                    raise
         if self.departure is not None:
             raise PeerLeft
+        with trio.move_on_after(self.write_timeout):
+            try:
+                await self._stream.send_all(data)
+                return  # also when the peer was seen to leave meanwhile: it may have left with all it wanted
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._leave(Outcome.CLIENT_LEFT)
+            except trio.Cancelled:
+                # Nobody knows how much was sent, so nothing can be sent behind it.
+                self._leave(Outcome.WRITE_TIMEOUT)
+                raise
+        raise PeerLeft
 
     async def _linger(self) -> None:
         self.received.clear()

@@ -11,6 +11,7 @@ Rule 3: a response that breaks after it has started ends with one error event. I
 
 from __future__ import annotations
 
+import contextlib
 from email.utils import formatdate
 from http.client import responses as REASONS
 from typing import Final
@@ -33,6 +34,7 @@ class HttpReply:
         self.status: int | None = None
         self.is_last = False  # set to announce that the connection closes after this answer
         self.has_failed = False
+        self.is_lost = False  # something of the answer was not handed to the socket
         self._protocol = protocol
         self._peer = peer
         self._is_head = False
@@ -75,7 +77,8 @@ class HttpReply:
     async def finish(self) -> None:
         """Ends a body that was written in parts; nothing to do where ``send`` has answered."""
         if not self.is_complete:
-            await self._deliver(self._encode(h11.EndOfMessage()))
+            with contextlib.suppress(PeerLeft):  # who leaves now has the whole answer
+                await self._peer.send(self._encode(h11.EndOfMessage()))
 
     async def fail(self, event: bytes) -> None:
         """Ends a started body with an error event."""
@@ -103,6 +106,7 @@ class HttpReply:
         try:
             await self._peer.send(data)
         except PeerLeft:
+            self.is_lost = True
             await trio.lowlevel.checkpoint()
 
 
