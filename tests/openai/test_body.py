@@ -156,3 +156,25 @@ def test_messages_name_field_rule_and_value() -> None:
     assert caught.value.message == (
         'messages[1].role must be one of system, developer, user, assistant, tool, got "robot"'
     )
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"model":"m","prompt":"a","seed":NaN,"stop":"b"}', "seed"),
+        (b'{"model":"m","prompt":"a:,}{\\"","logit_bias":{"stop":[1,{"seed":tru}]}}', "logit_bias"),
+        (b'{"model":"m","prompt":["a", "\xff"],"seed":NaN}', "prompt"),  # the first of two
+        (b'{"model":"m","\\u0073eed":NaN}', None),  # a field, but not as anybody spells it
+        (b'{"model":"m","nobodys":NaN}', None),
+        (b'{"model":"m"}{"prompt":NaN}', None),
+        (b'[{"model":NaN}]', None),
+        (b'{"model":"m","prompt":', None),  # cut off
+        (b'{"prompt":' + b"[" * 100_000, "prompt"),
+        (b'{"prompt":[' + b"0," * 30_000 + b"NaN]}", None),  # farther than anybody looks
+    ],
+)
+def test_a_body_that_cannot_be_decoded_names_the_field_that_is_to_blame(raw: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        body.read(raw, schema.CompletionRequest)
+    assert caught.value.param == param
+    assert param is None or caught.value.message.startswith(f"{param}: the body must ")

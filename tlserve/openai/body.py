@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tlserve.errors import InvalidRequest
+from tlserve.openai.blame import field_at_fault
 
 MAX_NESTING = 64
 MAX_SHOWN = 64  # characters of a client's value that are given back in a message
@@ -32,9 +33,12 @@ def read(body: bytes, request_type: type[T]) -> T:
     """The request in ``body``.
 
     Raises InvalidRequest for text that is not one JSON object under the rules of ``decode_object``, and for
-    a field that breaks the rule of its type, named in ``param``.
+    a field that breaks the rule of its type; ``param`` names the field, in the first case where one is to blame.
     """
-    fields = decode_object(body)
+    try:
+        fields = decode_object(body)
+    except InvalidRequest as error:
+        raise _blamed(error, body, request_type) from None
     try:
         return msgspec.convert(fields, request_type)
     except msgspec.ValidationError as error:
@@ -69,6 +73,22 @@ def shown(value: object) -> str:
         return "a number past 64 bits"
     text = msgspec.json.encode(value[: MAX_SHOWN + 1] if isinstance(value, str) else value).decode()
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def _blamed(error: InvalidRequest, body: bytes, request_type: type[Struct]) -> InvalidRequest:
+    """``error`` with the field that it is about; a name that is no field of ours is not given back."""
+    field = field_at_fault(body, _is_json, MAX_NESTING)
+    if field not in request_type.__struct_fields__:
+        return error
+    return InvalidRequest(f"{field}: {error.message}", param=field)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _too_deep() -> InvalidRequest:
