@@ -17,7 +17,7 @@ from tlserve.config import EngineConfig, SpeculativeConfig
 from tlserve.errors import ConfigError
 from tlserve.model.batch import Batch
 from tlserve.model.checkpoint import Checkpoint, open_checkpoint
-from tlserve.model.memory import available_memory, num_kv_blocks
+from tlserve.model.memory import available_memory, check_fits, num_kv_blocks
 from tlserve.model.runner import Runner, load_runner
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -198,9 +198,12 @@ def test_loading_reports_its_progress() -> None:
     seen: list[tuple[str, int, int]] = []
     checkpoint = open_checkpoint(FIXTURES / "tiny-llama")
     with closing(load_runner(checkpoint, config(), lambda *report: seen.append(report))):
-        done = [done for what, done, _ in seen if what == "weights"]
-    assert done == sorted(done)
-    assert seen[-1][1] == seen[-1][2] > 0
+        stages = list(dict.fromkeys(what for what, _, _ in seen))
+    assert stages == ["kernels", "weights"]
+    for stage in stages:
+        reports = [(done, total) for what, done, total in seen if what == stage]
+        assert reports == sorted(reports)
+        assert reports[-1][0] == reports[-1][1] > 0
 
 
 def test_bigram_gives_the_rows_of_its_table(load: Load) -> None:
@@ -243,6 +246,12 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_sizes(changes: dict[str, 
 def test_memory_for_less_than_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"one KV block takes 1\.0 MiB"):
         blocks(1)
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_sizes() -> None:
+    check_fits("the weights", 1)
+    with pytest.raises(ConfigError, match=r"the weights need 1048576\.0 MiB of memory, and .* MiB are free"):
+        check_fits("the weights", 1 << 40)
 
 
 def test_some_memory_is_available() -> None:

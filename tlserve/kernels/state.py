@@ -107,9 +107,11 @@ class Work(NamedTuple):
 
 _F32, _I32, _I64, _U8 = types.float32[::1], types.int32[::1], types.int64[::1], types.uint8[::1]
 
-_named: Any = types.NamedTuple  # numba has no types
+# numba has no types of its own
+_named: Any = types.NamedTuple
+_uniform: Any = types.NamedUniTuple
 
-DIMS = _named([types.int64] * len(Dims._fields), Dims)
+DIMS = _uniform(types.int64, len(Dims._fields), Dims)
 _TABLE = types.int64[:, ::1]
 WEIGHTS = _named([_TABLE, _U8, types.int64[:, :, ::1], _TABLE, _I64, _I64, _I64, _F32, _TABLE, _F32, _F32], Weights)
 

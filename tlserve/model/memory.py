@@ -36,6 +36,13 @@ def _read(path: str) -> str:
         return ""
 
 
+def check_fits(what: str, size: int) -> None:
+    """Raises ConfigError when ``size`` bytes are more than there are."""
+    available = available_memory()
+    if size > available:
+        raise ConfigError(f"{what} need {_mib(size)} of memory, and {_mib(available)} are free")
+
+
 def num_kv_blocks(config: EngineConfig, *, block_bytes: int, max_model_len: int, available: int) -> int:
     """Blocks of the KV cache.
 

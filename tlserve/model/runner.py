@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +20,9 @@ from tlserve.model.config import ModelConfig
 from tlserve.model.layout import BIGRAM_LOGITS
 from tlserve.model.memory import available_memory, num_kv_blocks
 from tlserve.model.quants import dequantise
-from tlserve.model.weights import load_weights
+from tlserve.model.weights import Progress, load_weights
 
 _KV_NUMBER_BYTES = {"f16": 2, "f32": 4}
-
-Progress = Callable[[str, int, int], None]  # what, done, total
 
 
 class Runner(Protocol):
@@ -48,8 +45,8 @@ def load_runner(
 ) -> Runner:
     """Pack a checkpoint's weights and allocate its KV cache.
 
-    ``progress`` is told bytes of weights done and in all. Raises ConfigError when the configured context is longer
-    than the model's, or memory is too small.
+    ``progress`` is told what is worked on, "kernels" or "weights", how much is done and how much there is. Raises
+    ConfigError when the configured context is longer than the model's, or memory is too small.
     """
     if checkpoint.config.architecture == "bigram":
         return BigramRunner(checkpoint, config)
@@ -80,13 +77,8 @@ class ModelRunner:
         self.block_size = config.block_size
         self.max_model_len = _context(model, config)
         self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
-        weights = load_weights(
-            checkpoint,
-            config.weights,
-            self.max_model_len,
-            _KV_NUMBER_BYTES[config.kv_dtype],
-            lambda done, total: progress("weights", done, total),
-        )
+        number_bytes = _KV_NUMBER_BYTES[config.kv_dtype]
+        weights = load_weights(checkpoint, config.weights, self.max_model_len, number_bytes, progress)
         block_bytes = _block_bytes(model, config)
         self.num_blocks = num_kv_blocks(
             config, block_bytes=block_bytes, max_model_len=self.max_model_len, available=available_memory()

@@ -21,18 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tlserve.kernels import pack
-from tlserve.kernels.attention import attention_addresses
+from tlserve.kernels.attention import attention_addresses, attention_leaves
+from tlserve.kernels.jit import compile_all
 from tlserve.kernels.layout import LAYOUTS, Layout
-from tlserve.kernels.leaves import addresses
+from tlserve.kernels.leaves import addresses, leaves
 from tlserve.kernels.state import ABSENT, Matrix, Norm, Weights
 from tlserve.model.checkpoint import Checkpoint
 from tlserve.model.config import ModelConfig, inverse_frequencies
 from tlserve.model.layout import EMBEDDING, FINAL_NORM, HEAD
+from tlserve.model.memory import check_fits
 from tlserve.model.quants import dequantise, dequantise_rows
 from tlserve.model.tensors import Tensor
 
 Precision = Literal["auto", "f32", "q8", "q4"]
-Progress = Callable[[int, int], None]  # bytes of the arena done, and in all
+Progress = Callable[[str, int, int], None]  # what, done, in all
 
 _ALIGNMENT = 64
 _ROWS_AT_ONCE = 1024  # converted together; whole tiles, so that each batch of rows has an aligned place
@@ -74,22 +76,33 @@ def load_weights(
     precision: Precision,
     max_model_len: int,
     kv_number_bytes: int,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Weights:
-    """Pack a model's tensors. The files' pages are given back to the system as they have been read."""
+    """Compile the kernels that a model needs, and pack its tensors.
+
+    The files' pages are given back to the system as they have been read. ``progress`` is told kernels, then bytes.
+    Raises ConfigError when the weights do not fit in memory.
+    """
     placed = _place(checkpoint, precision)
-    total = max((item.at + item.size for item in placed.values()), default=0)
+    codes = sorted({item.layout.code for item in placed.values() if item.layout})
+    group = checkpoint.config.num_heads // checkpoint.config.num_kv_heads
+    compile_all(
+        [*leaves(codes), *attention_leaves(group, kv_number_bytes)],
+        lambda done, total, name: progress("kernels", done, total),
+    )
+    total = max(item.at + item.size for item in placed.values())
+    check_fits("the weights", total)
     arena = pack.allocate(total)
     done = 0
     for item in placed.values():
         _fill(arena, item)
         _release(item.tensor.stored)
         done += item.size
-        progress(done, total)
+        progress("weights", done, total)
     config = checkpoint.config
     cosines, sines = _rotations(config, max_model_len)
     return Weights(
-        kernels=addresses(sorted({item.layout.code for item in placed.values() if item.layout})),
+        kernels=addresses(codes),
         arena=arena,
         matrices=np.array([_layer_matrices(placed, layer) for layer in range(config.num_layers)], np.int64),
         norms=np.array([_layer_norms(placed, layer) for layer in range(config.num_layers)], np.int64),
@@ -97,7 +110,7 @@ def load_weights(
         head=np.array(placed[HEAD if HEAD in placed else EMBEDDING].fields(ABSENT), np.int64),
         final_norm=np.array([placed[FINAL_NORM].at], np.int64),
         constants=np.array([config.rms_norm_eps], np.float32),
-        attention=attention_addresses(config.num_heads // config.num_kv_heads, kv_number_bytes),
+        attention=attention_addresses(group, kv_number_bytes),
         cosines=cosines,
         sines=sines,
     )
