@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernels import naive
-from tlserve.kernels.attention import attend, attention_addresses, scratch_floats, sub_block_bytes, write_kv
+from tlserve.kernels.attention import attend, attention_addresses, scratch_floats
 from tlserve.kernels.jit import jit
+from tlserve.kernels.kv_cache import sub_block_bytes, write_kv
 
 Floats = NDArray[np.float32]
 

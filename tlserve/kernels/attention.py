@@ -1,10 +1,5 @@
 """Paged attention with grouped queries: one source for prompts and single tokens, the same bits for both.
 
-Layout of the cache. A KV block holds ``block_size`` tokens of every layer and head, as sub-blocks of 16 tokens.
-A sub-block is ``keys [width][16]`` then ``values [16][width]``, where width is head_dim rounded up to 16: scores
-of 16 tokens need no sum over lanes, and neither does the weighted sum of values. Its numbers are f16 or f32; ``kv`` is
-an array of bytes, and so are all places in it.
-
 Numerics. For one query the positions 0..p are visited in order, in chunks of up to CHUNK tokens that begin at a
 multiple of CHUNK: scores (one fma per dimension, in order), the largest so far, then every weight
 exp(score - largest), the sum of weights per lane (position mod 16), and one fma per token for each dimension.
@@ -27,14 +22,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from tlserve.kernels.emit import (
     COLUMNS,
     F32,
     I8,
-    I32,
     I64,
     LANES,
     POINTER,
@@ -50,22 +43,18 @@ from tlserve.kernels.emit import (
     pointer_to,
 )
 from tlserve.kernels.jit import Leaf, inline, jit
+from tlserve.kernels.kv_cache import SUB_BLOCK, load_numbers, padded_head, sub_block_at, sub_block_bytes
 from tlserve.kernels.pointwise import exp16
 from tlserve.kernels.product import set_f32
 from tlserve.kernels.simd import (
-    emit_f32_to_f16,
     emit_fma,
-    load_f16,
     load_f32,
-    load_f32_first,
     max_lanes,
     maximum,
-    minimum,
     prefetch,
     scalar_f32,
     scalar_i32,
     splat,
-    store_f16,
     store_f32,
     store_f32_first,
     sum_lanes,
@@ -76,24 +65,11 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 Tables = NDArray[np.int32]  # [requests, blocks of one]
 
-SUB_BLOCK = 16  # tokens whose scores are one register
 CHUNK = 64  # tokens between two looks at the largest score
 WIDTHS = (1, 4, 8, 16)  # queries that share a load of keys and values
 WIDEST = 16
 LINE = 64  # bytes of a cache line: an f16 sub-block has as many as a head has dimensions
-MAX_F16 = np.float32(65504.0)
 NEVER = np.float32(-np.inf)
-
-
-@register_jitable
-def padded_head(head_dim: int) -> int:
-    return (head_dim + 15) // 16 * 16
-
-
-@register_jitable
-def sub_block_bytes(head_dim: int, number_bytes: int) -> int:
-    """Bytes of the keys and values of 16 tokens of one head."""
-    return 2 * SUB_BLOCK * padded_head(head_dim) * number_bytes
 
 
 def scratch_floats(head_dim: int) -> int:
@@ -158,63 +134,7 @@ def scale_tile(b: Any, tile: list[Any], pointer: Any) -> list[Any]:
     return [b.fmul(register, _scalar(b, place)) for register, place in zip(tile, places, strict=True)]
 
 
-# ---- the cache ----
-
-
-@instruction(types.void, STATIC, POINTER, f32x16)
-def _scatter(b: Any, tile: Tile, pointer: Any, vector: Any) -> None:
-    """Lane i to the number that is 16 * i numbers after the pointer."""
-    numbers = emit_f32_to_f16(b, vector) if tile.number_bytes == 2 else vector
-    stride = ir.Constant(I64, LANES * tile.number_bytes // 4)
-    for i, place in enumerate(_places(b, pointer, stride, LANES)):
-        element = b.extract_element(numbers, ir.Constant(I32, i))
-        b.store(element, pointer_to(b, place, element.type), align=tile.number_bytes)
-
-
-@inline
-def _load_numbers(tile: Any, kv: int, at: int) -> Any:
-    return load_f16(kv, at) if tile.number_bytes == 2 else load_f32(kv, at)
-
-
-@jit
-def _write_kv(
-    tile: Any, is_key: bool, kv: Bytes, sub_block: int, offset: int, head_dim: int, x: Floats, x_at: int
-) -> None:
-    size = tile.number_bytes
-    limit = splat(MAX_F16)
-    for d in range(0, head_dim, LANES):
-        vector = load_f32_first(x, x_at + d, np.int32(min(LANES, head_dim - d)))
-        vector = maximum(minimum(vector, limit), splat(-MAX_F16))
-        at = sub_block + ((LANES + offset) * padded_head(head_dim) + d) * size
-        if is_key:
-            _scatter(tile, kv, sub_block + (d * LANES + offset) * size, vector)
-        elif size == 2:
-            store_f16(kv, at, vector)
-        else:
-            store_f32(kv, at, vector)
-
-
-_HALF, _SINGLE = Static(Tile(1, 2)), Static(Tile(1, 4))
-
-
-@jit
-def write_kv(
-    number_bytes: int, is_key: bool, kv: Bytes, sub_block: int, offset: int, head_dim: int, x: Floats, x_at: int
-) -> None:
-    """Keeps one head's key or value x[x_at:] of a token at ``offset`` 0..15 of a sub-block.
-
-    What an f16 cannot hold becomes its largest (in f32 too): an infinity would spoil sums it has no weight in.
-    """
-    if number_bytes == 2:
-        _write_kv(_HALF, is_key, kv, sub_block, offset, head_dim, x, x_at)
-    else:
-        _write_kv(_SINGLE, is_key, kv, sub_block, offset, head_dim, x, x_at)
-
-
-@inline
-def sub_block_at(block: int, position: int, block_size: int, block_stride: int, sub_bytes: int) -> int:
-    """Where, within one layer and head, the sub-block of ``position`` is, which lies in ``block``."""
-    return np.int64(block) * block_stride + position % block_size // SUB_BLOCK * sub_bytes
+# ---- one tile ----
 
 
 @inline
@@ -222,9 +142,6 @@ def _find(table: int, position: int, block_size: int, block_stride: int, sub_byt
     """The same, where ``table`` is the address of the blocks of a request."""
     block = scalar_i32(table, 4 * (position // block_size))
     return sub_block_at(block, position, block_size, block_stride, sub_bytes)
-
-
-# ---- one tile ----
 
 
 @jit
@@ -245,7 +162,7 @@ def _score(tile: Any, packed: int, kv: int, head_dim: int, scores: int) -> None:
     """Scores of every query and the 16 tokens of a sub-block."""
     sums = zero_tile(tile)
     for d in range(head_dim):
-        sums = fma_tile(sums, _load_numbers(tile, kv, d * LANES * tile.number_bytes), packed, 4 * d * tile.queries, 1)
+        sums = fma_tile(sums, load_numbers(tile, kv, d * LANES * tile.number_bytes), packed, 4 * d * tile.queries, 1)
     store_tile(sums, scores, 0, CHUNK)
 
 
@@ -265,10 +182,10 @@ def _score_four(
         prefetch(next2, d * LINE)
         prefetch(next3, d * LINE)
         key, query = d * LANES * tile.number_bytes, 4 * d * tile.queries
-        sums0 = fma_tile(sums0, _load_numbers(tile, kv0, key), packed, query, 1)
-        sums1 = fma_tile(sums1, _load_numbers(tile, kv1, key), packed, query, 1)
-        sums2 = fma_tile(sums2, _load_numbers(tile, kv2, key), packed, query, 1)
-        sums3 = fma_tile(sums3, _load_numbers(tile, kv3, key), packed, query, 1)
+        sums0 = fma_tile(sums0, load_numbers(tile, kv0, key), packed, query, 1)
+        sums1 = fma_tile(sums1, load_numbers(tile, kv1, key), packed, query, 1)
+        sums2 = fma_tile(sums2, load_numbers(tile, kv2, key), packed, query, 1)
+        sums3 = fma_tile(sums3, load_numbers(tile, kv3, key), packed, query, 1)
     store_tile(sums0, scores, 0, CHUNK)
     store_tile(sums1, scores, 4 * LANES, CHUNK)
     store_tile(sums2, scores, 8 * LANES, CHUNK)
@@ -302,7 +219,7 @@ def _add_values(tile: Any, kv: int, row_bytes: int, num_keys: int, scores: int, 
     """Adds the weighted values of ``num_keys`` tokens, 16 dimensions of them, to what was summed times ``decay``."""
     sums = scale_tile(load_tile(tile, summed, 0, LANES), decay, 0)
     for key in range(num_keys):
-        sums = fma_tile(sums, _load_numbers(tile, kv, key * row_bytes), scores, 4 * key, CHUNK)
+        sums = fma_tile(sums, load_numbers(tile, kv, key * row_bytes), scores, 4 * key, CHUNK)
     store_tile(sums, summed, 0, LANES)
 
 
@@ -316,10 +233,10 @@ def _add_values_four(tile: Any, kv: int, row_bytes: int, num_keys: int, scores: 
     sums3 = scale_tile(load_tile(tile, summed, 3 * step, LANES), decay, 0)
     for key in range(num_keys):
         at, weight = key * row_bytes, 4 * key
-        sums0 = fma_tile(sums0, _load_numbers(tile, kv, at), scores, weight, CHUNK)
-        sums1 = fma_tile(sums1, _load_numbers(tile, kv, at + bytes_), scores, weight, CHUNK)
-        sums2 = fma_tile(sums2, _load_numbers(tile, kv, at + 2 * bytes_), scores, weight, CHUNK)
-        sums3 = fma_tile(sums3, _load_numbers(tile, kv, at + 3 * bytes_), scores, weight, CHUNK)
+        sums0 = fma_tile(sums0, load_numbers(tile, kv, at), scores, weight, CHUNK)
+        sums1 = fma_tile(sums1, load_numbers(tile, kv, at + bytes_), scores, weight, CHUNK)
+        sums2 = fma_tile(sums2, load_numbers(tile, kv, at + 2 * bytes_), scores, weight, CHUNK)
+        sums3 = fma_tile(sums3, load_numbers(tile, kv, at + 3 * bytes_), scores, weight, CHUNK)
     store_tile(sums0, summed, 0, LANES)
     store_tile(sums1, summed, step, LANES)
     store_tile(sums2, summed, 2 * step, LANES)

@@ -28,8 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import types
 
-from tlserve.kernels.attention import attend, sub_block_at, sub_block_bytes, write_kv
+from tlserve.kernels.attention import attend
 from tlserve.kernels.jit import entry, inline, jit
+from tlserve.kernels.kv_cache import sub_block_at, sub_block_bytes, write_kv
 from tlserve.kernels.layout import ROWS
 from tlserve.kernels.matmul import matmul
 from tlserve.kernels.pack import unpack_row

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from tlserve.config import EngineConfig
 from tlserve.errors import ConfigError
-from tlserve.kernels.attention import scratch_floats, sub_block_bytes
+from tlserve.kernels.attention import scratch_floats
 from tlserve.kernels.forward import Forward
 from tlserve.kernels.jit import TARGET
+from tlserve.kernels.kv_cache import sub_block_bytes
 from tlserve.kernels.product import activation_bytes
 from tlserve.kernels.state import Dims, Work
 from tlserve.model.batch import Batch, ForwardOutput
