@@ -15,8 +15,10 @@ import trio
 import trio.testing
 
 from tests.client import DONE, connect, get, joined, post, stream_events, wait_for_metric
+from tests.reference import ReferenceModel
 from tlserve import ServeConfig, Server, serve
 from tlserve.errors import ConfigError
+from tlserve.model.checkpoint import open_checkpoint
 from tlserve.text.template import DEFAULT_TEMPLATE, Template, TemplateError
 from tlserve.text.text_stream import TextStream
 
@@ -239,17 +241,17 @@ async def test_drain_finishes_in_flight_and_refuses_new() -> None:
     assert events[-2]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_embeddings_are_mean_pooled_and_normalized(tiny: Server) -> None:
+async def test_embeddings_are_mean_pooled_and_normalized() -> None:
     """Each vector is the normalised mean of the final hidden states of its own input, in input order."""
-    from tests.reference import hidden_states  # the naive dense forward pass
-
+    reference = ReferenceModel(open_checkpoint(TINY))
     inputs = ["first", "a second, longer input"]
-    document = (await post(tiny.http_addr, "/v1/embeddings", {"model": "tiny-llama", "input": inputs})).json()
-    assert [item["index"] for item in document["data"]] == [0, 1]
-    for text, item in zip(inputs, document["data"], strict=True):
-        tokens = (await post(tiny.http_addr, "/v1/tokenize", {"model": "tiny-llama", "text": text})).json()["tokens"]
-        mean = hidden_states(TINY, tokens).mean(axis=0)
-        np.testing.assert_allclose(item["embedding"], mean / np.linalg.norm(mean), atol=1e-4)
+    async with serve(ServeConfig.for_model(TINY, kv_dtype="f32")) as server:
+        reply = await post(server.http_addr, "/v1/embeddings", {"model": "tiny-llama", "input": inputs})
+    data = reply.json()["data"]
+    assert [item["index"] for item in data] == [0, 1]
+    for text, item in zip(inputs, data, strict=True):
+        mean = reference.hidden(list(text.encode())).mean(axis=0)
+        np.testing.assert_allclose(item["embedding"], mean / np.linalg.norm(mean), atol=1e-5)
         assert math.isclose(float(np.linalg.norm(item["embedding"])), 1.0, rel_tol=1e-5)
 
 

@@ -98,6 +98,9 @@ class _Generation:
     def __aiter__(self) -> _Generation:
         return self
 
+    def take_ready(self, most: int) -> list[tuple[int, TokenOut | PooledOut]]:
+        return []
+
     async def __anext__(self) -> tuple[int, TokenOut | PooledOut]:
         while True:
             if self._until is not None:

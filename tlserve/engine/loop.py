@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -66,6 +66,14 @@ class Generation:
             if self._error is not None:
                 raise self._error from None
             raise StopAsyncIteration from None
+
+    def take_ready(self, most: int) -> list[tuple[int, Output]]:
+        """Up to ``most`` of the outputs that have come already."""
+        ready: list[tuple[int, Output]] = []
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while len(ready) < most:
+                ready.append(self._receive.receive_nowait())
+        return ready
 
     def put(self, entry: _Entry, output: Output) -> None:
         """For the loop: hand over an output of one of ``entries``."""
@@ -261,6 +269,8 @@ class EngineLoop:
         while self._engine.has_work():
             began = time.monotonic()
             outputs = self._engine.step()
+            if self._step_delay and self._in_thread:
+                time.sleep(self._step_delay)
             self._note_starts(began)
             post(self._at_boundary, self._engine.stats(), self._engine.num_free_places, outputs)
             if self._has_notes or self._is_step_by_step or time.monotonic() > end:

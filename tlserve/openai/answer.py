@@ -3,7 +3,8 @@
 Rule 1: the reply starts only when the first token is there, so that every refusal (400, 429, 503) is a plain
         response, for a stream too. Only a wait longer than PING_INTERVAL starts it without one.
 Rule 2: the submit block is left, which gives the blocks back, before the last bytes wait for the client.
-Rule 3: a fault after the start is raised like any other; the connection writes it as the stream's last event.
+Rule 3: a token goes out as soon as it is there; those that came while the last ones went out share a write.
+Rule 4: a fault after the start is raised like any other; the connection writes it as the stream's last event.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from tlserve.openai.parse import GenSpec
 from tlserve.openai.service import Outputs, Service
 from tlserve.openai.stream import ChunkEncoder, EventWriter, encode_event
 
+# Events that go out in one write when more than one token is there, which is when the event loop is what is short.
+MAX_TOGETHER = 64
 ENTRY_BYTES = 64  # of one token with its log-probability in JSON, roughly
 
 
@@ -129,13 +132,13 @@ class Answer:
         encoder = ChunkEncoder(self._form.chunk)
         async with self._submit() as outputs:
             while True:
-                index, piece = self._piece(await _next_with_pings(outputs, events))
-                if piece is None:
-                    continue
-                data = encoder.encode(index, piece)
+                data = self._encoded(encoder, await _next_with_pings(outputs, events))
+                if self._num_open:
+                    data += b"".join(self._encoded(encoder, output) for output in outputs.take_ready(MAX_TOGETHER))
                 if not self._num_open:
                     break
-                await events.write(data)
+                if data:
+                    await events.write(data)
         if self._spec.include_usage:
             data += encode_event(self._form.usage_chunk(self._usage()))
         await events.write(data + sse.DONE)
@@ -145,6 +148,10 @@ class Answer:
         self._began = trio.current_time()
         async with self._service.loop.submit(self._requests) as self._outputs:
             yield self._outputs
+
+    def _encoded(self, encoder: ChunkEncoder, output: tuple[int, TokenOut | PooledOut]) -> bytes:
+        index, piece = self._piece(output)
+        return b"" if piece is None else encoder.encode(index, piece)
 
     def _piece(self, output: tuple[int, TokenOut | PooledOut]) -> tuple[int, Piece | None]:
         index, out = output

@@ -41,6 +41,9 @@ class Outputs(Protocol):
 
     async def __anext__(self) -> tuple[int, TokenOut | PooledOut]: ...
 
+    def take_ready(self, most: int) -> list[tuple[int, TokenOut | PooledOut]]:
+        """Up to ``most`` of those that have come already."""
+
 
 class Loop(Protocol):
     """All that the API needs of an EngineLoop."""
