@@ -7,7 +7,8 @@ import os
 from hypothesis import settings
 
 # The quick profile runs with the other tests and gives the same examples every time; the fuzz profile looks for new
-# ones for as long as a machine has time. No deadlines: how long an example takes depends on the machine's other work.
+# ones, and `make fuzz` runs it again and again. No deadlines: how long an example takes depends on the machine's other
+# work.
 settings.register_profile("quick", derandomize=True, deadline=None)
-settings.register_profile("fuzz", deadline=None, max_examples=20_000)
+settings.register_profile("fuzz", deadline=None, max_examples=3_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -1,7 +1,8 @@
-"""Any order of adding, stepping, aborting, evicting and draining, with pools so small that everything happens.
+"""Invariant: adding, stepping, aborting, evicting and draining, in any order, give each request the tokens of the
+reference, and leave the books of blocks, requests and counters in agreement after every one of them.
 
-The plain model beside the engine is a table: what the reference gives for each request that has not ended.
-``make fuzz`` runs it for long.
+The pools are so small that everything happens. The plain model beside the engine is a table: what the reference gives
+for each request that has not ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tests.engine import reference_sampler
 from tests.engine.harness import Driver, PrefixCache, draft_model, prompt_lookup
 from tests.engine.reference_sampler import Drawn
 from tests.fakes import ScriptedModel
+from tests.profiles import examples
 from tlserve.engine.request import GenRequest, PooledOut, RequestId, SamplingParams
 
 BLOCK_SIZE = 4
@@ -160,9 +162,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-PROFILE = settings()  # the one that tests/conftest.py has loaded
 TestEngineMachine.settings = settings(
-    max_examples=25 if PROFILE.derandomize else PROFILE.max_examples,
+    max_examples=examples(25, cost=10),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

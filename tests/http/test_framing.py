@@ -1,3 +1,5 @@
+"""Invariant: where a request ends, and whether it is refused, never depends on how its bytes were split over reads."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Any bytes, split anywhere, get well-formed answers in order, none of them a 500, and then an end.
+"""Invariant: any bytes, split anywhere, get well-formed answers in order, none of them a 500, and then an end.
 
 Whatever is found wrong with a request ends the connection: after an answer that says so, none follows.
 """
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.http.client import HOST, RawResponse, build, chunked, get, post, serving
+from tests.profiles import examples
 from tlserve.http.limits import Limits
 
 GOOD = [
@@ -64,7 +65,7 @@ async def answers(parts: list[bytes]) -> list[RawResponse]:
         return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(st.sampled_from(GOOD) | st.sampled_from(FRAGMENTS), max_size=10), st.lists(st.integers(1, 60), max_size=8)
 )
@@ -80,7 +81,7 @@ def test_any_bytes_get_well_formed_answers_and_then_an_end(pieces: list[bytes], 
     assert closing in ([], found[-1:])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.sampled_from(GOOD[:6]), min_size=1, max_size=4), st.data())
 def test_a_flaw_in_one_request_leaves_the_answers_before_it_alone(requests: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(requests)

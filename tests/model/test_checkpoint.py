@@ -1,4 +1,4 @@
-"""A model opens as one thing with every tensor it needs, or not at all."""
+"""Invariant: a model opens as one thing with every tensor it needs, or ModelError says in one line why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""K26: each way published configs differ gives the reference's meaning, and what has no meaning here is refused."""
+"""K26: each way published configs differ gives the reference's meaning, and what has no meaning here is refused.
+
+Invariant: any values in any fields of a config give a model that can be built, or ModelError.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bodies: what is JSON for us, and what a client reads when it is not."""
+"""Bodies: what is JSON for us, and what a client reads when it is not.
+
+Invariant: any bytes decode to what the standard library reads in them, or raise InvalidRequest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any value in any field of any route is taken, or refused before the answer begins, with the field named.
+"""Invariant: any value in any field of any route is taken, or refused before the answer begins, with the field named.
 
 The table below says once more, in plain predicates, what docs/api.md says of each field; Hypothesis puts values of
 every kind, size and depth into them. A refusal is one whole error document whose ``param`` is the field; never a 5xx,

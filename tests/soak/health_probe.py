@@ -18,8 +18,12 @@ TIMEOUT = 10.0
 def main() -> None:
     port = int(sys.argv[1])
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True)
-    thread.start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     seconds, num_failed = [], 0
     while not ended.wait(INTERVAL):
         began = time.perf_counter()

@@ -1,8 +1,8 @@
 """A run: record the answers, warm up, let everybody at it, wait until all is quiet, judge.
 
-What is promised afterwards: no answer differs from the recorded one; nothing happened to a client that must not; blocks,
-requests, descriptors and threads are where they were; memory has not grown; /healthz has answered all the time; the
-server drains and ends with status 0, with no traceback in its log.
+What is promised afterwards: no answer differs from the recorded one; nothing happened to a client that must not;
+blocks, requests, descriptors and threads are where they were; memory has not grown; /healthz has answered all the time;
+the server drains and ends with status 0, with no traceback in its log.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -52,7 +53,7 @@ EXCHANGE_TIMEOUT = 90.0  # seconds; an exchange that takes longer hangs
 QUIET_TIMEOUT = 30.0  # seconds until everything must have come back; worker threads rest for 10 s before they end
 SEND_TIMEOUT, IDLE_TIMEOUT = 2.0, 2.0
 # Small, so that requests wait, are refused and are preempted, and every block is used during the warm-up.
-SERVER_KEYS: dict[str, object] = {
+SERVER_KEYS: dict[str, Any] = {
     "num_blocks": 192,
     "max_num_seqs": 6,
     "queue_capacity": 10,

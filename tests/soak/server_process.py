@@ -1,4 +1,4 @@
-"""The real server in a process of its own on known ports, its log in a file, and its figures from /metrics and /proc."""
+"""The real server in a process of its own on known ports, its log in a file, its figures from /metrics and /proc."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -114,7 +115,7 @@ def free_addresses(count: int) -> list[Address]:
 
 @asynccontextmanager
 async def server_process(
-    model: Path, api: Address, health: Address, *, log: Path | None = None, **keys: object
+    model: Path, api: Address, health: Address, *, log: Path | None = None, **keys: Any
 ) -> AsyncIterator[ServerProcess]:
     """Run ``trio-tlserve`` for the length of a block; ``keys`` are keys of the [engine] table.
 

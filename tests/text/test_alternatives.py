@@ -1,4 +1,4 @@
-"""One expression for many strings against the longest of them that stands at the place."""
+"""Invariant: one expression for many strings finds the longest of them that stands at a place, as a search would."""
 
 from __future__ import annotations
 

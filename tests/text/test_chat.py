@@ -1,4 +1,7 @@
-"""Conversations as ids: only the template's own text becomes control tokens."""
+"""Conversations as ids.
+
+Invariant: whatever messages say, only the template's own text becomes control tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a model's files say about text, and every way in which they can be wrong."""
+"""What a model's files say about text, and every way in which they can be wrong.
+
+Invariant: any value in any field of a tokenizer's files gives a tokenizer that encodes, or ModelError.
+"""
 
 from __future__ import annotations
 

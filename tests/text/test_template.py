@@ -1,4 +1,7 @@
-"""Chat templates: the text of the reference, faults found at load, and a bound on every render."""
+"""Chat templates: the text of the reference, faults found at load, and a bound on every render.
+
+Invariant: any source renders, or raises TemplateError at load or TemplateRenderError at a render, in bounded time.
+"""
 
 from __future__ import annotations
 

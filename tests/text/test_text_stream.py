@@ -1,4 +1,8 @@
-"""TextStream against a reference that sees the whole output at once."""
+"""TextStream against a reference that sees the whole output at once.
+
+Invariant: any bytes, split anywhere, with any stop strings, give the text of the whole, and hold no more than
+must be held.
+"""
 
 from __future__ import annotations
 
