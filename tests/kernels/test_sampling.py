@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.kernels.naive import exp_as_kernels
-from tlserve.kernels.sampling import MIN_LOGPROB, SamplingRows, sample, stream
+from tlserve.kernels.philox import stream
+from tlserve.kernels.sampling import MIN_LOGPROB, SamplingRows, sample
 
 ONE = 1 << 40
 

@@ -15,9 +15,6 @@ Rules that make the result exact:
   where u is ``stream(seed, index)``.
 * Temperature 0 takes the first token by rank. When every id is banned the first id is taken.
 * Log probabilities are those of the logits as they came in, and never below MIN_LOGPROB.
-
-Random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3,
-2011). The key is the request's seed, the counter the index of the token being drawn.
 """
 
 # Numba types kernels; mypy sees their scalars as Any.
@@ -31,6 +28,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from tlserve.kernels.jit import entry, jit
+from tlserve.kernels.philox import stream
 from tlserve.kernels.pointwise import exp16
 from tlserve.kernels.simd import first_lanes, load_f32_first, mask_bits, select, splat, store_f32, sum_lanes
 
@@ -43,6 +41,7 @@ MIN_LOGPROB = np.float32(-9999.0)
 MIN_TEMPERATURE = np.float32(1e-6)  # lower ones count as this: still greedy but for ties
 LARGEST = np.finfo(np.float32).max
 ONE = np.int64(1) << 40  # weight of the most likely token
+HEAVY = np.int64(1) << 28  # a weight within 8 nats of the largest
 NUM_BUCKETS = 2048
 BUCKETS_PER_NAT = np.float32(72.0)  # weight 0 begins at 28.4 nats under the most likely token, inside the last bucket
 LANES = 16
@@ -87,7 +86,8 @@ class Scratch(NamedTuple):
     raw: Floats  # [vocab_size] the logits as they came in
     powers: Floats  # [vocab_size + 16]
     weights: Weights  # [vocab_size]
-    candidates: Ids  # [vocab_size]
+    candidates: Ids  # [vocab_size + 1]
+    border: Ids  # [vocab_size + 1]
     buckets: Weights  # [NUM_BUCKETS]
 
 
@@ -113,37 +113,10 @@ def _scratch(vocab_size: int) -> Scratch:
         raw=np.empty(vocab_size, np.float32),
         powers=np.empty(vocab_size + LANES, np.float32),
         weights=np.empty(vocab_size, np.int64),
-        candidates=np.empty(vocab_size, np.int32),
+        candidates=np.empty(vocab_size + 1, np.int32),
+        border=np.empty(vocab_size + 1, np.int32),
         buckets=np.empty(NUM_BUCKETS, np.int64),
     )
-
-
-# ---- random numbers ----
-
-
-@jit
-def philox(seed: int, index: int) -> int:
-    """The first two words of Philox4x32-10 with key ``seed`` and counter ``index``, as one 64-bit number."""
-    key0, key1 = np.uint64(seed) & np.uint64(0xFFFFFFFF), np.uint64(seed) >> np.uint64(32)
-    c0, c1 = np.uint64(index) & np.uint64(0xFFFFFFFF), np.uint64(index) >> np.uint64(32)
-    c2 = c3 = np.uint64(0)
-    for _ in range(10):
-        product0, product1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (
-            (product1 >> np.uint64(32)) ^ c1 ^ key0,
-            product1 & np.uint64(0xFFFFFFFF),
-            (product0 >> np.uint64(32)) ^ c3 ^ key1,
-            product0 & np.uint64(0xFFFFFFFF),
-        )
-        key0 = (key0 + np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
-        key1 = (key1 + np.uint64(0xBB67AE85)) & np.uint64(0xFFFFFFFF)
-    return (c1 << np.uint64(32)) | c0
-
-
-@entry(types.float64(types.int64, types.int64))
-def stream(seed: int, index: int) -> float:
-    """The uniform number in [0, 1) that draws token ``index`` of a request with ``seed`` (int64 both)."""
-    return np.float64(philox(seed, index) >> np.uint64(11)) * 2.0**-53
 
 
 # ---- one row ----
@@ -158,7 +131,7 @@ _ROWS = _named(
     SamplingRows,
 )
 _OUT = _named([_I32, _F32, types.int32[:, ::1], types.float32[:, ::1]], SampledTokens)
-_SCRATCH = _named([_F32, _F32, _I64, _I32, _I64], Scratch)
+_SCRATCH = _named([_F32, _F32, _I64, _I32, _I32, _I64], Scratch)
 
 
 @entry(types.void(types.float32[:, ::1], _ROWS, _OUT, _SCRATCH))
@@ -196,17 +169,27 @@ def _choose(x: Floats, rows: SamplingRows, r: int, scratch: Scratch) -> int:
     first = _first_by_rank(x)
     if rows.temperature[r] <= 0 or x[first] == -np.inf:
         return first
+    weights, candidates = scratch.weights, scratch.candidates
+    top_k, top_p, min_p = np.int64(rows.top_k[r]), rows.top_p[r], rows.min_p[r]
+    cuts_k = 0 < top_k < x.size
     temperature = max(rows.temperature[r], MIN_TEMPERATURE)
-    weights = scratch.weights
-    _weigh(x, x[first], temperature, scratch.powers, weights)
-    if 0 < rows.top_k[r] < x.size:
-        _keep_top(x, x[first], temperature, weights, False, np.int64(rows.top_k[r]), scratch)
-    if rows.top_p[r] < 1:
-        least = _share(rows.top_p[r], weights.sum())
-        _keep_top(x, x[first], temperature, weights, True, least, scratch)
-    if rows.min_p[r] > 0:
-        _drop_below(weights, _share(rows.min_p[r], ONE))
-    return _draw(weights, stream(rows.seed[r], rows.draw_index[r]))
+    total, num_heavy, heavy = _weigh(x, x[first], temperature, scratch.powers, weights)
+    u = stream(rows.seed[r], rows.draw_index[r])
+    if not cuts_k and top_p >= 1 and min_p <= 0:
+        return _draw_any(weights, total, u)
+    # Weights fall with the logits, but for the last bit of exp: where the heavy tokens suffice for a cut, no token
+    # that weighs less than them by more than that can pass it.
+    suffices = num_heavy >= top_k if cuts_k else top_p < 1 and heavy >= _share(top_p, total)
+    kept = candidates[: _list(weights, HEAVY - (HEAVY >> 20) if suffices else np.int64(1), candidates)]
+    scale = BUCKETS_PER_NAT / temperature
+    if cuts_k:
+        kept = kept[: _keep_top(x, x[first], scale, weights, False, top_k, kept, scratch)]
+    if top_p < 1:
+        least = _share(top_p, _sum(weights, kept))
+        kept = kept[: _keep_top(x, x[first], scale, weights, True, least, kept, scratch)]
+    if min_p > 0:
+        kept = kept[: _drop_light(weights, _share(min_p, ONE), kept)]
+    return _draw(weights, kept, u)
 
 
 @jit
@@ -255,88 +238,94 @@ def _first_by_rank(x: Floats) -> int:
     return 0
 
 
+# ---- cuts and draws ----
+
+
 @jit
-def _weigh(x: Floats, largest: float, temperature: float, powers: Floats, weights: Weights) -> None:
-    """weights[i] = round(2**40 * exp((x[i] - largest) / temperature)); ``powers`` is scratch, 16 longer than x."""
+def _weigh(x: Floats, largest: float, temperature: float, powers: Floats, weights: Weights) -> tuple[int, int, int]:
+    """weights[i] = round(2**40 * exp((x[i] - largest) / temperature)); ``powers`` is scratch, 16 longer than x.
+
+    Gives the sum of all, and how many heavy ones there are and their sum.
+    """
     top, heat, one = splat(largest), splat(temperature), splat(np.float32(ONE))
     for i in range(0, x.size, LANES):
         part = load_f32_first(x, i, np.int32(min(LANES, x.size - i)))
         store_f32(powers, i, exp16((part - top) / heat) * one)
+    total = num_heavy = heavy = np.int64(0)
     for i in range(x.size):
-        weights[i] = np.int64(np.rint(powers[i]))
+        weight = np.int64(np.rint(powers[i]))
+        weights[i] = weight
+        total += weight
+        num_heavy += weight >= HEAVY
+        heavy += weight if weight >= HEAVY else np.int64(0)
+    return total, num_heavy, heavy
 
 
 @jit
 def _share(fraction: float, total: int) -> int:
-    """The least integer that is at least this fraction of ``total``."""
+    """The least integer that is at least this fraction of ``total``, but not 0."""
     return max(np.int64(1), np.int64(np.ceil(np.float64(fraction) * np.float64(total))))
 
 
 @jit
-def _drop_below(weights: Weights, least: int) -> None:
+def _list(weights: Weights, bound: int, candidates: Ids) -> int:
+    """Lists the tokens that weigh at least ``bound``, by id; gives how many."""
+    count = 0
     for i in range(weights.size):
-        weights[i] = weights[i] if weights[i] >= least else 0
+        candidates[count] = i  # kept only where the count moves on: no branch to mispredict
+        count += weights[i] >= bound
+    return count
+
+
+@jit
+def _sum(weights: Weights, kept: Ids) -> int:
+    total = np.int64(0)
+    for t in kept:
+        total += weights[t]
+    return total
+
+
+@jit
+def _drop_light(weights: Weights, least: int, kept: Ids) -> int:
+    """Lists anew those of ``kept`` that weigh at least ``least``; gives how many."""
+    count = 0
+    for t in kept:
+        kept[count] = t
+        count += weights[t] >= least
+    return count
 
 
 @jit
 def _keep_top(
-    x: Floats, largest: float, temperature: float, weights: Weights, by_weight: bool, least: int, scratch: Scratch
-) -> None:
-    """Zero the weights of all but the shortest run of tokens, by rank, that measures at least ``least``.
+    x: Floats, largest: float, scale: float, weights: Weights, by_weight: bool, least: int, kept: Ids, scratch: Scratch
+) -> int:
+    """Lists anew the shortest run of ``kept``, by rank, that measures at least ``least``; gives how many.
 
-    A token measures its weight, or with ``by_weight`` False 1. The lightest tokens are set aside at once where the
-    others suffice. Then a histogram over the distance from the largest logit finds the bucket in which the run ends;
-    its tokens alone are searched further.
+    A token measures its weight, or with ``by_weight`` False 1. A histogram over the distance from the largest logit
+    finds the bucket in which the run ends; its tokens alone are searched further.
     """
-    candidates, buckets = scratch.candidates, scratch.buckets
-    count = _set_lightest_aside(weights, by_weight, least, candidates)
-    scale = BUCKETS_PER_NAT / temperature
+    buckets, border = scratch.buckets, scratch.border
     buckets[:] = 0
-    for t in candidates[:count]:
+    for t in kept:
         buckets[_bucket(x[t], largest, scale)] += weights[t] if by_weight else 1
     last = 0
     while last < NUM_BUCKETS - 1 and buckets[last] < least:
         least -= buckets[last]
         last += 1
-    rest = 0
-    for t in candidates[:count]:
-        bucket = _bucket(x[t], largest, scale)
-        if bucket > last:
-            weights[t] = 0
-        elif bucket == last:
-            candidates[rest] = t
-            rest += 1
-    _keep_top_candidates(x.view(np.int32), weights, by_weight, least, buckets, candidates[:rest])
-
-
-@jit
-def _measure(weights: Weights, by_weight: bool, bound: int) -> int:
-    """How many weights are at least ``bound``, or what they sum to."""
-    total = np.int64(0)
-    if by_weight:
-        for i in range(weights.size):
-            total += weights[i] if weights[i] >= bound else np.int64(0)
-    else:
-        for i in range(weights.size):
-            total += weights[i] >= bound
-    return total
-
-
-@jit
-def _set_lightest_aside(weights: Weights, by_weight: bool, least: int, candidates: Ids) -> int:
-    """Zero all weights under the largest of a few bounds above which the tokens suffice; list the others, by id.
-
-    Weights fall with the logits, so no token that is set aside ranks above one that is kept.
-    """
-    bound = ONE >> 10
-    while bound > 1 and _measure(weights, by_weight, bound) < least:
-        bound = bound >> 8 if bound > 1 << 8 else np.int64(1)
     count = 0
-    for i in range(weights.size):
-        candidates[count] = i  # kept only where the count moves on: no branch to mispredict
-        count += weights[i] >= bound
-    for i in range(weights.size):
-        weights[i] = weights[i] if weights[i] >= bound else 0
+    for t in kept:
+        border[count] = t
+        count += _bucket(x[t], largest, scale) == last
+    bits = x.view(np.int32)
+    key, least = _last_key(bits, weights, by_weight, least, buckets, border[:count])
+    count = 0
+    for t in kept:
+        bucket, own = _bucket(x[t], largest, scale), _unsigned_key(bits[t])
+        stays = bucket < last or (bucket == last and (own > key or (own == key and least > 0)))
+        if bucket == last and own == key:
+            least -= weights[t] if by_weight else 1
+        kept[count] = t
+        count += stays
     return count
 
 
@@ -346,38 +335,51 @@ def _bucket(value: float, largest: float, scale: float) -> int:
 
 
 @jit
-def _keep_top_candidates(
-    bits: Ids, weights: Weights, by_weight: bool, least: int, buckets: Weights, candidates: Ids
-) -> None:
-    """As _keep_top, over ``candidates`` alone, exactly: a radix search for the key at which the run ends."""
+def _unsigned_key(bits: int) -> int:
+    return np.int64(_key(bits)) + 2**31
+
+
+@jit
+def _last_key(
+    bits: Ids, weights: Weights, by_weight: bool, least: int, buckets: Weights, border: Ids
+) -> tuple[int, int]:
+    """The key at which a run over ``border`` measures ``least``, by radix search, and what remains for its tokens."""
     key = np.int64(0)
     for shift in (24, 16, 8, 0):
         buckets[:256] = 0
-        for t in candidates:
-            unsigned = np.int64(_key(bits[t])) + 2**31
-            if unsigned >> (shift + 8) == key:
-                buckets[(unsigned >> shift) & 255] += weights[t] if by_weight else 1
+        for t in border:
+            own = _unsigned_key(bits[t])
+            if own >> (shift + 8) == key:
+                buckets[(own >> shift) & 255] += weights[t] if by_weight else 1
         digit = 255
         while digit > 0 and buckets[digit] < least:
             least -= buckets[digit]
             digit -= 1
         key = key << 8 | digit
-    for t in candidates:
-        unsigned = np.int64(_key(bits[t])) + 2**31
-        if unsigned < key or (unsigned == key and least <= 0):
-            weights[t] = 0
-        elif unsigned == key:
-            least -= weights[t] if by_weight else 1
+    return key, least
 
 
 @jit
-def _draw(weights: Weights, u: float) -> int:
-    """The first id whose running sum of weights passes ``floor(u * total)``."""
-    total = weights.sum()
+def _draw(weights: Weights, kept: Ids, u: float) -> int:
+    """The first of ``kept`` whose running sum of weights passes ``floor(u * total)``."""
+    total = _sum(weights, kept)
+    rest = min(np.int64(u * np.float64(total)), total - 1)
+    for t in kept:
+        if rest < weights[t]:
+            return t
+        rest -= weights[t]
+    return kept[-1]  # not reached: rest < total
+
+
+@jit
+def _draw_any(weights: Weights, total: int, u: float) -> int:
+    """The same over every token, a stretch at a time."""
     rest = min(np.int64(u * np.float64(total)), total - 1)
     for start in range(0, weights.size, STRETCH):
         stop = min(start + STRETCH, weights.size)
-        stretch = weights[start:stop].sum()
+        stretch = np.int64(0)
+        for i in range(start, stop):
+            stretch += weights[i]
         if rest < stretch:
             for i in range(start, stop):
                 if rest < weights[i]:
@@ -385,6 +387,9 @@ def _draw(weights: Weights, u: float) -> int:
                 rest -= weights[i]
         rest -= stretch
     return weights.size - 1  # not reached: rest < total
+
+
+# ---- log probabilities ----
 
 
 @jit
