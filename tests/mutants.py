@@ -81,8 +81,8 @@ MUTANTS = (
         "s07",
         "a temperature below 0 is accepted",
         "tlserve/openai/schema.py",
-        "ge=0, le=2",
-        "ge=-9, le=2",
+        "temperature: Annotated[float, Meta(ge=0, le=2,",
+        "temperature: Annotated[float, Meta(ge=-9, le=2,",
         "test_errors_use_the_openai_shape",
     ),
     Mutant(
@@ -145,8 +145,8 @@ MUTANTS = (
         "s15",
         "X-Request-Id is dropped",
         "tlserve/http/reply.py",
-        ', ("X-Request-Id", self.request_id)]',
-        "]",
+        '[date, ("X-Request-Id", self.request_id), *self.common_headers]',
+        "[date, *self.common_headers]",
         "test_tokenize_models_health_and_request_id",
     ),
     Mutant(
