@@ -1,13 +1,10 @@
-"""Where SmolLM2 is, for the tests that need it: skipped without it on a user's machine, failing under CI=true."""
+"""Where SmolLM2 is, for the tests that need it."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-SMOLLM2 = Path(__file__).parents[2] / "artifacts/models/smol-135m/v3/SmolLM2-135M-Instruct.Q4_1.gguf"
-needs_smollm2 = pytest.mark.skipif(
-    not SMOLLM2.exists() and os.environ.get("CI") != "true", reason=f"{SMOLLM2.name} is not there: run `make model`"
-)
+from fixtures.fetch_model import MEMBER, MODEL_DIR
+
+SMOLLM2 = MODEL_DIR / MEMBER.rpartition("/")[2]
+needs_smollm2 = pytest.mark.usefixtures("fetched_smollm2")  # fetched once, then kept
