@@ -8,6 +8,7 @@ float operations. Rows are handled four values at a time, as the bytes of a uint
 # mypy: disable-error-code="no-any-return, return-value, operator"
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -56,9 +57,10 @@ _F32, _F16, _BF16, _Q4_0, _Q4_1, _Q5_0, _Q5_1, _Q8_0, _Q4_K, _Q5_K, _Q6_K = (lay
 
 def allocate(size: int) -> Bytes:
     """Zeroed bytes for an arena, on huge pages where the system has them: reading weights is bound by memory."""
-    pages = mmap.mmap(-1, size + HUGE_PAGE)
+    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     arena = np.frombuffer(pages, np.uint8)
     start = -arena.ctypes.data % HUGE_PAGE
     return arena[start : start + size]
