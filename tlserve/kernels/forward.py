@@ -33,7 +33,6 @@ from tlserve.kernels.jit import entry, inline, jit
 from tlserve.kernels.kv_cache import sub_block_at, sub_block_bytes, write_kv
 from tlserve.kernels.layout import ROWS
 from tlserve.kernels.matmul import matmul
-from tlserve.kernels.pack import unpack_row
 from tlserve.kernels.pointwise import rms_norm, rope, silu_times
 from tlserve.kernels.product import Product, is_quantised, lanes_for, put_column
 from tlserve.kernels.state import DIMS, WEIGHTS, WORK, Dims, Field, Floats, Matrix, Norm, Numbers, Weights, Work
@@ -50,6 +49,7 @@ from tlserve.kernels.threads import (
     next_epoch,
     wait_stage,
 )
+from tlserve.kernels.unpack import unpack_row
 
 TOKENS_A_PIECE = 4
 PIECES_A_THREAD = 4  # of a stage: few enough to be cheap, enough that threads end together
@@ -265,10 +265,10 @@ def _norm_and_rotate(dims: Dims, weights: Weights, norm_at: int, work: Work, t: 
 
 @inline
 def _cache_at(dims: Dims, layer: int, head: int) -> tuple[int, int]:
-    """The byte where this layer and head begin in block 0, and the bytes from a block of a layer to the next."""
+    """The byte where this layer and head begin in block 0, and the bytes from a block to the next."""
     head_bytes = dims.block_size // 16 * sub_block_bytes(dims.head_dim, dims.kv_number_bytes)
-    block_stride = dims.num_kv_heads * head_bytes
-    return layer * dims.num_blocks * block_stride + head * head_bytes, block_stride
+    layer_bytes = dims.num_kv_heads * head_bytes
+    return layer * layer_bytes + head * head_bytes, dims.num_layers * layer_bytes
 
 
 @jit

@@ -91,7 +91,7 @@ class Work(NamedTuple):
     block_tables: NDArray[np.int32]  # [max_requests, max_blocks_per_request]
     logits_rows: NDArray[np.int32]  # [max_logits]
     hidden_rows: NDArray[np.int32]  # [max_hidden]
-    kv: NDArray[np.uint8]  # [num_layers, num_blocks, num_kv_heads, block_size / 16] sub-blocks
+    kv: NDArray[np.uint8]  # [num_blocks, num_layers, num_kv_heads, block_size / 16] sub-blocks
     runs: NDArray[np.int64]  # [max_tokens + 1] first token of each run that attention takes at once, then the end
     x: NDArray[np.float32]  # [max_tokens, hidden_size] the residual stream
     normed: NDArray[np.float32]  # [max_tokens, hidden_size or heads]

@@ -13,6 +13,7 @@ from tlserve.kernels.attention import scratch_floats
 from tlserve.kernels.forward import Forward
 from tlserve.kernels.jit import TARGET
 from tlserve.kernels.kv_cache import sub_block_bytes
+from tlserve.kernels.pack import allocate
 from tlserve.kernels.product import activation_bytes
 from tlserve.kernels.state import Dims, Work
 from tlserve.model.batch import Batch, ForwardOutput
@@ -152,7 +153,7 @@ def _allocate(dims: Dims, config: EngineConfig, max_model_len: int, kv_bytes: in
             block_tables=np.zeros(tables, np.int32),
             logits_rows=np.zeros(logits, np.int32),
             hidden_rows=np.zeros(tokens, np.int32),
-            kv=np.zeros(kv_bytes, np.uint8),
+            kv=allocate(kv_bytes),
             runs=np.zeros(tokens + 1, np.int64),
             x=_floats(tokens, dims.hidden_size),
             normed=_floats(tokens, max(dims.hidden_size, mixed)),
@@ -165,7 +166,7 @@ def _allocate(dims: Dims, config: EngineConfig, max_model_len: int, kv_bytes: in
             hidden=_floats(tokens, dims.hidden_size),
             attention=np.zeros((config.num_threads, scratch_floats(dims.head_dim)), np.float32),
         )
-    except MemoryError:
+    except (MemoryError, OSError):
         raise ConfigError(f"the KV cache ({kv_bytes >> 20} MiB) and buffers do not fit in memory") from None
 
 
