@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernels.products import OFFSET, activations, digest, multiply, packed, random_rows, smallest_k
-from tlserve.kernels import jit, pack
+from tlserve.kernels import jit
 from tlserve.kernels.layout import BY_CODE, LAYOUTS, Layout
+from tlserve.kernels.unpack import unpack
 
 Floats = NDArray[np.float32]
 ROWS = 37  # two tiles and five rows
@@ -24,7 +25,7 @@ def _case(layout: Layout, columns: int, blocks: int = 1) -> tuple[NDArray[np.uin
     rng = np.random.default_rng(layout.code)
     k = blocks * smallest_k(layout)
     arena = packed(layout, random_rows(layout, ROWS, k, rng), k)
-    return arena, pack.unpack(layout, arena, OFFSET, ROWS, k), rng.standard_normal((columns, k), np.float32)
+    return arena, unpack(layout, arena, OFFSET, ROWS, k), rng.standard_normal((columns, k), np.float32)
 
 
 def _rounded(x: Floats) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ import pytest
 from tests.kernels.products import OFFSET, packed, random_rows, smallest_k
 from tlserve.kernels import pack
 from tlserve.kernels.layout import BY_CODE, LAYOUTS, Layout
+from tlserve.kernels.unpack import unpack
 from tlserve.model.quants import dequantise_rows
 from tlserve.model.tensors import Format
 
@@ -20,7 +21,7 @@ formats = pytest.mark.parametrize("layout", BY_CODE, ids=lambda layout: layout.n
 def test_unpacked_weights_are_those_of_the_file(layout: Layout, rows: int, blocks: int) -> None:
     k = blocks * smallest_k(layout)
     stored = random_rows(layout, rows, k, np.random.default_rng(rows))
-    unpacked = pack.unpack(layout, packed(layout, stored, k), OFFSET, rows, k)
+    unpacked = unpack(layout, packed(layout, stored, k), OFFSET, rows, k)
     assert unpacked.tobytes() == dequantise_rows(stored, Format[layout.name]).tobytes()
 
 
@@ -29,7 +30,7 @@ def test_any_bits_come_back(layout: Layout) -> None:
     """Scales of any magnitude, infinities and NaN included."""
     k = smallest_k(layout)
     stored = np.random.default_rng(0).integers(0, 256, (16, layout.file_row_bytes(k)), np.uint8)
-    unpacked = pack.unpack(layout, packed(layout, stored, k), OFFSET, 16, k)
+    unpacked = unpack(layout, packed(layout, stored, k), OFFSET, 16, k)
     expected = dequantise_rows(stored, Format[layout.name])
     same = (unpacked.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(unpacked) & np.isnan(expected))
     assert same.all()
@@ -44,14 +45,14 @@ def test_rows_are_gathered_in_the_order_asked_for(name: str) -> None:
     arena = pack.allocate(pack.packed_bytes(layout, 18, k))
     pack.pack(layout, stored, k, arena, 0, order=order)
     expected = dequantise_rows(stored[order], Format[name])
-    assert pack.unpack(layout, arena, 0, 18, k).tobytes() == expected.tobytes()
+    assert unpack(layout, arena, 0, 18, k).tobytes() == expected.tobytes()
 
 
 def test_rows_of_a_read_only_file_can_be_packed() -> None:
     layout = LAYOUTS["Q8_0"]
     stored = random_rows(layout, 16, 64, np.random.default_rng(0))
     stored.flags.writeable = False
-    assert pack.unpack(layout, packed(layout, stored, 64), OFFSET, 16, 64).shape == (16, 64)
+    assert unpack(layout, packed(layout, stored, 64), OFFSET, 16, 64).shape == (16, 64)
 
 
 @formats
