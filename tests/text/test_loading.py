@@ -135,6 +135,18 @@ def changed(**model: Any) -> bytes:
         (changed(model={"type": "BPE", "vocab": {}, "merges": []}, added_tokens=[]), "vocab is empty"),
         (changed(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "'WordPiece' is not supported"),
         (changed(pre_tokenizer={"type": "Nothing"}), "cannot be used"),
+        # the library would panic on the merge, now and then without a way back
+        (
+            changed(
+                model={
+                    "type": "BPE",
+                    "vocab": {"a": 0, "b": 1},
+                    "merges": [["a", "b"]],
+                    "continuing_subword_prefix": "##",
+                }
+            ),
+            "model.continuing_subword_prefix is not supported",
+        ),
         (
             changed(
                 pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}

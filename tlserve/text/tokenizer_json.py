@@ -59,8 +59,12 @@ def _decode(data: bytes, file: str) -> dict[str, object]:
         description = msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{file}: is not a JSON object: {error}") from None
-    if not isinstance(description.get("model"), dict):
+    model = description.get("model")
+    if not isinstance(model, dict):
         raise ModelError(f"{file}: model is missing or not an object")
+    # The library cuts that many bytes off the second half of each merge, unchecked: a panic, which may end the process.
+    if model.get("continuing_subword_prefix"):
+        raise ModelError(f"{file}: model.continuing_subword_prefix is not supported")
     return description
 
 
