@@ -20,10 +20,9 @@ SPECIAL = [np.inf, -np.inf, 65519, 65520, -65520, 6e-8, 3e-8, 2.9e-8, -6.1e-5, 6
 
 
 @jit.jit
-def _floats(x: Floats, y: Floats, z: Floats, out: Floats) -> None:
-    """Rows of out [n, 16] are what one operation gives."""
+def _floats(x: Floats, y: Floats, z: Floats, flat: Floats) -> None:
+    """Each 16 numbers of ``flat`` are what one operation gives."""
     a, b, c = simd.load_f32(x, 0), simd.load_f32(y, 0), simd.load_f32(z, 0)
-    flat = out.ravel()
     simd.store_f32(flat, 0, a + b)
     simd.store_f32(flat, 16, a - b)
     simd.store_f32(flat, 32, a * b)
@@ -38,16 +37,15 @@ def _floats(x: Floats, y: Floats, z: Floats, out: Floats) -> None:
     simd.store_f32(flat, 176, simd.to_f32(simd.truncate(a)))
     simd.store_f32(flat, 192, simd.load_f32_first(x, 0, 5))
     simd.store_f32_first(flat, 208, a, 5)
-    out[14, 0] = simd.sum_lanes(a)
-    out[14, 1] = simd.max_lanes(a)
-    out[14, 2] = simd.min_lanes(a)
-    out[14, 3] = simd.lane(a, 7)
+    flat[224] = simd.sum_lanes(a)
+    flat[225] = simd.max_lanes(a)
+    flat[226] = simd.min_lanes(a)
+    flat[227] = simd.lane(a, 7)
 
 
 @jit.jit
-def _integers(x: Ints, y: Ints, f: Floats, out: Ints) -> None:
+def _integers(x: Ints, y: Ints, f: Floats, flat: Ints) -> None:
     a, b = simd.load_i32(x, 0), simd.load_i32(y, 0)
-    flat = out.ravel()
     simd.store_i32(flat, 0, a + b)
     simd.store_i32(flat, 16, a - b)
     simd.store_i32(flat, 32, a * b)
@@ -58,9 +56,9 @@ def _integers(x: Ints, y: Ints, f: Floats, out: Ints) -> None:
     simd.store_i32(flat, 112, a >> simd.splat_i32(3))
     simd.store_i32(flat, 128, simd.select_i32(a > b, a, simd.iota()))
     simd.store_i32(flat, 144, simd.round_i32(simd.load_f32(f, 0)))
-    out[10, 0] = simd.sum_lanes_i32(a)
-    out[10, 1] = simd.mask_bits(a == b)
-    out[10, 2] = simd.mask_bits(simd.first_lanes(3) | (a < b) & (b >= a))
+    flat[160] = simd.sum_lanes_i32(a)
+    flat[161] = simd.mask_bits(a == b)
+    flat[162] = simd.mask_bits(simd.first_lanes(3) | (a < b) & (b >= a))
 
 
 @jit.jit
@@ -80,7 +78,7 @@ def check_floats() -> None:
     rng = np.random.default_rng(0)
     x, y, z = (rng.standard_normal((3, 16)) * 100).astype(np.float32)
     out = np.zeros((15, 16), np.float32)
-    _floats(x, y, z, out)
+    _floats(x, y, z, out.reshape(-1))
     fused = (x.astype(np.float64) * y + z).astype(np.float32)
     five = np.where(np.arange(16) < 5, x, np.float32(0))
     expected = [x + y, x - y, x * y, x / y, fused, np.minimum(x, y), np.maximum(x, y), np.abs(x), np.sqrt(np.abs(x)),
@@ -96,7 +94,7 @@ def check_integers() -> None:
     y[3] = x[3]
     floats = np.array(SPECIAL[8:] * 2, np.float32)
     out = np.zeros((11, 16), np.int32)
-    _integers(x, y, floats, out)
+    _integers(x, y, floats, out.reshape(-1))
     expected = [
         x + y,
         x - y,

@@ -37,7 +37,9 @@ def _program(epoch: int, sync: Sync, sizes: Ints, out: Ints) -> None:
     for stage in range(stages):
         piece = claim(sync, stage, epoch, pieces)
         while piece >= 0:
-            out[stage, piece, 0] = epoch if stage == 0 else out[stage - 1, :pieces, 0].max() + 1
+            out[stage, piece, 0] = epoch
+            for before in range(pieces if stage > 0 else 0):
+                out[stage, piece, 0] = max(out[stage, piece, 0], out[stage - 1, before, 0] + 1)
             out[stage, piece, 1] += 1
             piece = finish(sync, stage, epoch, pieces)
         if not wait_stage(sync, stage, epoch, pieces):
