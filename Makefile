@@ -8,7 +8,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check mutants generate bench-peers bench-cache bench-spec clean
+.PHONY: help setup model run test lint check fuzz soak drain-drill mutants generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,21 @@ lint: .venv/dev  ## Check style, formatting and types
 	$(BIN)/mypy
 
 check: lint test  ## All that must hold before a commit
+
+fuzz: .venv/dev  ## Look for inputs that break an invariant; ARGS="--minutes 12 HTTP GGUF"
+	nice $(BIN)/python -m tests.fuzz $(ARGS)
+
+soak: .venv/dev model  ## Clients of every kind at once; ARGS="--minutes 15 --model DIR"
+	$(BIN)/python -m tests.soak $(ARGS)
+
+drain-drill: .venv/dev .haproxy  ## Restart two servers behind HAProxy under load; ARGS="--restarts 10 --model DIR"
+	$(BIN)/python -m tests.soak.drain_drill $(ARGS)
+
+.PHONY: .haproxy
+.haproxy:  # Debian's package; without RUNLEVEL=1 it would start a service of its own
+	@PATH="$$PATH:/usr/sbin" command -v haproxy >/dev/null || { \
+		apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends haproxy; }
 
 mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; each must be caught
 	$(BIN)/python -m tests.mutants
