@@ -6,7 +6,9 @@ Whatever is found wrong with a request ends the connection: after an answer that
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +46,37 @@ FRAGMENTS = [
     *[HOST, b"Content-Length: ", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Upgrade: x\r\n"],
     *[b"Expect: 100-continue\r\n", b"a" * 300, b"5\r\nabcde\r\n", b"0\r\n\r\n"],
 ]
+STREAMS = {
+    "three good ones": GOOD[0] + GOOD[3] + GOOD[2],
+    "chunks with extensions and a trailer": build("POST", "/echo", "Transfer-Encoding: chunked")
+    + b"3;a=b\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\nX: y\r\n\r\n"
+    + GOOD[0],
+    "two lengths behind a good one": GOOD[0] + build("POST", "/echo", "Content-Length: 1", "Content-Length: 2") + b"ab",
+    "a bad chunk": build("POST", "/echo", "Transfer-Encoding: chunked") + b"2\r\nab\r\n-1\r\nx\r\n0\r\n\r\n" + GOOD[0],
+    "a head past its limit": GOOD[0] + build("GET", "/healthz", "X: " + "a" * 400),
+    "a body past its limit": post("/echo", b"a" * 201) + GOOD[0],
+    "HTTP/1.0 and more": GOOD[6] + GOOD[0],
+}
 LIMITS = Limits(max_header_bytes=400, max_body_bytes=200)
+
+
+def comparable(responses: list[RawResponse]) -> list[RawResponse]:
+    """Without the ids and the date of each."""
+    return [
+        replace(response, headers=tuple(item for item in response.headers if item[0] not in ("x-request-id", "date")))
+        for response in responses
+    ]
+
+
+@pytest.mark.parametrize("data", STREAMS.values(), ids=STREAMS)
+def test_a_stream_cut_at_any_place_gets_the_answers_of_the_whole(data: bytes) -> None:
+    """Each place alone, of which the quick profile takes some, and all of them at once."""
+    num_places = min(examples(25), len(data) - 1)
+    places = [1 + number * (len(data) - 1) // num_places for number in range(num_places)]
+    ways = [[data], [data[i : i + 1] for i in range(len(data))], *([data[:place], data[place:]] for place in places)]
+    found = [comparable(trio.run(answers, parts, clock=MockClock(autojump_threshold=0))) for parts in ways]
+    assert found[0]
+    assert found == found[:1] * len(found)
 
 
 async def answers(parts: list[bytes]) -> list[RawResponse]:
@@ -53,7 +85,7 @@ async def answers(parts: list[bytes]) -> list[RawResponse]:
         for part in parts:
             with contextlib.suppress(trio.BrokenResourceError):
                 await client.send(part)
-            await trio.sleep(0.1)
+            await trio.sleep(0.01)
         found = []
         with contextlib.suppress(EOFError), trio.fail_after(1000):
             while True:
