@@ -78,6 +78,9 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
         max_waiting=config.queue_capacity,
         draft_model=runners[1] if len(runners) > 1 else None,
     )
+    progress("warming up", 0, 1)
+    engine.warm_up()
+    progress("warming up", 1, 1)
     return Loaded(
         config=config,
         engine=engine,

@@ -190,3 +190,16 @@ def test_a_step_without_requests_computes_nothing() -> None:
     driver = Driver(ScriptedModel())
     assert driver.step() == []
     assert driver.model.batches == []
+
+
+def test_a_warm_up_leaves_no_trace() -> None:
+    """The model and the sampler have run once; no block is taken, no counter moved, and answers are the same."""
+    model = ScriptedModel()
+    driver = Driver(model)
+    before = driver.engine.stats()
+    driver.engine.warm_up()
+    assert len(model.batches) == 1
+    assert driver.engine.stats() == before
+    driver.add(greedy([1, 2, 3], 8))
+    driver.run()
+    driver.check_outputs()

@@ -76,6 +76,16 @@ class Engine:
         self._num_drafted = 0
         self._num_accepted = 0
 
+    def warm_up(self) -> None:
+        """Compute and draw one token of no request, so that the first request finds everything compiled.
+
+        To be called before any request is added.
+        """
+        state = RequestState.new(RequestId(-1), GenRequest(prompt=(0,), max_tokens=1))
+        state.slot = 0
+        batch = self._batches.build([Piece(state, 0, 1, 1)])
+        self._sampler.sample(self._model.forward(batch).logits, [LogitsRow(state, 0)])
+
     @property
     def num_free_places(self) -> int:
         """Requests that may be added now and will run or wait within ``max_waiting``; may be negative."""
