@@ -8,7 +8,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check fuzz soak drain-drill mutants generate bench-peers bench-cache bench-spec clean
+.PHONY: help setup model run test lint check fuzz soak drain-drill equivalence mutants generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ drain-drill: .venv/dev .haproxy  ## Restart two servers behind HAProxy under loa
 	@PATH="$$PATH:/usr/sbin" command -v haproxy >/dev/null || { \
 		apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends haproxy; }
+
+equivalence: .venv/dev  ## Every combination of engine features gives the reference's bits
+	EQUIVALENCE=full $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/test_equivalence.py
 
 mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; each must be caught
 	$(BIN)/python -m tests.mutants

@@ -7,9 +7,11 @@ forces preemption, on one thread or two.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -44,12 +46,18 @@ SPECULATION = {
     "prompt_lookup": SpeculativeConfig(method="prompt_lookup", num_tokens=4, ngram_min=1),
     "draft_model": SpeculativeConfig(method="draft_model", num_tokens=3, draft_model_dir=FIXTURES / "tiny-llama-bias"),
 }
-# prefill_chunk, mates, blocks, threads: every chunk with every number of mates, the others in turn.
-RUNS = [
-    (prefill_chunk, num_mates, (TIGHT, ROOMY)[(i + j) % 2], 1 + (i + j // 2) % 2)
-    for i, prefill_chunk in enumerate((0, 1, 7, 16, 64))
-    for j, num_mates in enumerate((1, 3, 8, 17))
-]
+CHUNKS, MATES, POOLS, THREADS = (0, 1, 7, 16, 64), (1, 3, 8, 17), (TIGHT, ROOMY), (1, 2)
+# prefill_chunk, mates, blocks, threads. With EQUIVALENCE=full the whole product (`make equivalence`), else every chunk
+# with every number of mates and the others in turn.
+RUNS = (
+    list(product(CHUNKS, MATES, POOLS, THREADS))
+    if os.environ.get("EQUIVALENCE") == "full"
+    else [
+        (prefill_chunk, num_mates, POOLS[(i + j) % 2], THREADS[(i + j // 2) % 2])
+        for i, prefill_chunk in enumerate(CHUNKS)
+        for j, num_mates in enumerate(MATES)
+    ]
+)
 
 Answer = list[tuple[int, float | None, tuple[tuple[int, float], ...]]]
 PrefixCache = Literal["off", "hash", "radix"]
