@@ -50,7 +50,8 @@ CROWD: dict[Kind, tuple[int, float]] = {
 }
 MAX_EXCHANGES = 100_000  # of one client
 EXCHANGE_TIMEOUT = 90.0  # seconds; an exchange that takes longer hangs
-QUIET_TIMEOUT = 30.0  # seconds until everything must have come back; worker threads rest for 10 s before they end
+THREAD_REST = 11.0  # seconds after which a worker thread without work has ended
+QUIET_TIMEOUT = 30.0  # seconds until everything must have come back
 SEND_TIMEOUT, IDLE_TIMEOUT = 2.0, 2.0
 # Small, so that requests wait, are refused and are preempted, and every block is used during the warm-up.
 SERVER_KEYS: dict[str, Any] = {
@@ -108,8 +109,9 @@ async def soak(plan: Plan) -> Report:
     report = Report(rig)
     async with server_process(plan.model, api, health, model_id=model_id, **SERVER_KEYS) as server:
         await server.wait_ready()
-        before = await server.figures()
         await _record(rig)
+        await trio.sleep(THREAD_REST)
+        before = await server.figures()  # with the threads that a tokenizer's first long text starts for good
         async with _health_watched(report):
             await _traffic(plan, rig, server, report)
         report.leaks = await _leaks(server, before)

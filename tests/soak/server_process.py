@@ -39,7 +39,7 @@ class Figures:
     num_threads: int
 
     def leaks_since(self, before: Figures) -> list[str]:
-        """What has not come back to where it was; ``before`` is of a server that had no request yet."""
+        """What has not come back to where it was; ``before`` is of a server at rest."""
         found = []
         if self.num_blocks_used or self.num_blocks_left != before.num_blocks_left:
             found.append(

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tlserve.errors import ModelError
 from tlserve.text.chat import ChatEncoder
 from tlserve.text.gguf_tokenizer import from_gguf
@@ -176,6 +177,7 @@ def test_control_tokens_are_bounded(num_tokens: int) -> None:
         from_gguf({**fields, "tokenizer.ggml.merges": []})
 
 
+@settings(max_examples=examples(100, cost=10))
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5), st.data())
 def test_any_value_in_a_tokenizer_file_loads_or_is_named(value: object, data: st.DataObject) -> None:
     """Nothing but ModelError for one wrong field, wherever it is."""
