@@ -7,8 +7,8 @@ bias, or 0, plus y[c, r] itself when accumulating. Then quantised formats add on
 integer dot product is exact, and is scaled as tile.add_group says. Float formats add one product after the other, each
 with one fma.
 
-Few columns multiply the packed weights as they stream by. Many share the work of taking them apart: a few tiles at a
-time are spread out in scratch, small enough to stay in the first-level cache, and every column passes over them.
+Few columns multiply the weights of whole rows as they stream by. With many, a few tiles and a stretch of k at a time
+meet all columns, so that both stay in the first-level cache.
 """
 
 # Numba types kernels; mypy sees their scalars as Any.

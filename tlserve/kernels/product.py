@@ -131,7 +131,7 @@ class Product(NamedTuple):
     act: Bytes  # activations, as ``put_column`` writes them
     act_at: int
     columns: int
-    lanes: int  # lanes_for(columns), or more: what the activations were written with
+    lanes: int  # what the activations were written with: lanes_for(columns), or up to MAX_LANES
     y: Floats
     y_at: int  # y[y_at + c * y_stride + r] is row r of column c
     y_stride: int

@@ -113,27 +113,10 @@ def splat_i32(b: Any, value: Any) -> Any:
     return broadcast(b, value)
 
 
-@instruction(i32x16)
-def iota(b: Any) -> Any:
-    """0, 1, ... 15."""
-    return ir.Constant(i32x16.llvm, list(range(LANES)))
-
-
 @instruction(types.float32, f32x16, types.int32)
 def lane(b: Any, vector: Any, index: Any) -> Any:
     """One lane; index 0..15."""
     return b.extract_element(vector, index)
-
-
-@instruction(f32x16, i32x16)
-def to_f32(b: Any, integers: Any) -> Any:
-    return b.sitofp(integers, f32x16.llvm)
-
-
-@instruction(i32x16, f32x16)
-def truncate(b: Any, floats: Any) -> Any:
-    """Towards zero; the values must fit an int32."""
-    return b.fptosi(floats, i32x16.llvm)
 
 
 # Adding 1.5 * 2**23 leaves the rounded integer in the low bits: no ISA needs more than an addition for it.
@@ -152,11 +135,6 @@ def round_i32(b: Any, floats: Any) -> Any:
 def round_f32(b: Any, floats: Any) -> Any:
     """To the nearest integer as a float, ties to even; the values must lie within +-2**22."""
     return b.fsub(b.fadd(floats, constant(f32x16.llvm, ROUND)), constant(f32x16.llvm, ROUND))
-
-
-@instruction(i32x16, f32x16)
-def bits_of(b: Any, floats: Any) -> Any:
-    return b.bitcast(floats, i32x16.llvm)
 
 
 @instruction(f32x16, i32x16)
@@ -195,19 +173,9 @@ def absolute(b: Any, x: Any) -> Any:
     return call(b, "llvm.fabs.v16f32", f32x16.llvm, x)
 
 
-@instruction(f32x16, f32x16)
-def square_root(b: Any, x: Any) -> Any:
-    return call(b, "llvm.sqrt.v16f32", f32x16.llvm, x)
-
-
 @instruction(f32x16, mask16, f32x16, f32x16)
 def select(b: Any, mask: Any, x: Any, y: Any) -> Any:
     """x where the mask is set, else y."""
-    return b.select(mask, x, y)
-
-
-@instruction(i32x16, mask16, i32x16, i32x16)
-def select_i32(b: Any, mask: Any, x: Any, y: Any) -> Any:
     return b.select(mask, x, y)
 
 
@@ -251,12 +219,6 @@ def max_lanes(b: Any, x: Any) -> Any:
     return _tree(b, x, lambda low, high: b.select(b.fcmp_ordered(">", low, high), low, high))
 
 
-@instruction(types.float32, f32x16)
-def min_lanes(b: Any, x: Any) -> Any:
-    """The smallest lane; no lane may be NaN."""
-    return _tree(b, x, lambda low, high: b.select(b.fcmp_ordered("<", low, high), low, high))
-
-
 @instruction(types.int32, i32x16)
 def sum_lanes_i32(b: Any, x: Any) -> Any:
     return _tree(b, x, b.add)
@@ -280,12 +242,6 @@ def load_f32_first(b: Any, pointer: Any, count: Any) -> Any:
 
 
 @memory(f32x16)
-def load_bf16(b: Any, pointer: Any) -> Any:
-    halves = b.load(pointer_to(b, pointer, vector_of(I16)), align=2)
-    return b.bitcast(b.shl(b.zext(halves, i32x16.llvm), constant(i32x16.llvm, 16)), f32x16.llvm)
-
-
-@memory(f32x16)
 def load_f16(b: Any, pointer: Any) -> Any:
     return emit_f16_to_f32(b, b.load(pointer_to(b, pointer, vector_of(I16)), align=2))
 
@@ -293,18 +249,6 @@ def load_f16(b: Any, pointer: Any) -> Any:
 @memory(i32x16)
 def load_i32(b: Any, pointer: Any) -> Any:
     return b.load(pointer_to(b, pointer, i32x16.llvm), align=4)
-
-
-@memory(i32x16)
-def load_u8(b: Any, pointer: Any) -> Any:
-    """Sixteen bytes, each 0..255."""
-    return b.zext(b.load(pointer_to(b, pointer, vector_of(I8)), align=1), i32x16.llvm)
-
-
-@memory(i32x16)
-def load_s8(b: Any, pointer: Any) -> Any:
-    """Sixteen bytes, each -128..127."""
-    return b.sext(b.load(pointer_to(b, pointer, vector_of(I8)), align=1), i32x16.llvm)
 
 
 @memory(types.void, f32x16)
