@@ -79,7 +79,7 @@ async def slow_reader(rig: Rig) -> str:
 
 
 async def slow_sender(rig: Rig) -> str:
-    """Sends a request in small pieces, in half of the time that it has; a busy machine may make it late all the same."""
+    """Sends a request in small pieces, in half of the time that it has; a busy machine may make it late anyway."""
     place = rig.pick()
     data = request_bytes(rig.cases[place].path, rig.cases[place].raw())
     size = len(data) // PIECES + 1
