@@ -15,11 +15,13 @@ help:  ## Show this list
 
 .venv/package: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@echo 'installing the package and what it needs ...'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 .venv/dev: .venv/package
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo 'installing what the tests need ...'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 .venv/bench: .venv/dev
@@ -32,9 +34,9 @@ model: .venv/package  ## Fetch the default model, SmolLM2-135M-Instruct, once
 	@$(BIN)/python fixtures/fetch_model.py
 
 run: .venv/package $(if $(filter smol-135m,$(MODEL)),model)  ## Serve the default model; MODEL=tiny or MODEL=path for another
-	TL_ENGINE__MODEL_DIR='$(MODEL_DIR)' $(BIN)/trio-tlserve runtime.toml
+	TL_ENGINE__MODEL_DIR='$(MODEL_DIR)' exec $(BIN)/trio-tlserve runtime.toml
 
-test: .venv/dev  ## Run the test suite
+test: .venv/dev  ## Run the test suite (about five minutes; fetches the default model)
 	$(BIN)/python -m pytest
 
 lint: .venv/dev  ## Check style, formatting and types
@@ -62,7 +64,7 @@ drain-drill: .venv/dev .haproxy  ## Restart two servers behind HAProxy under loa
 equivalence: .venv/dev  ## Every combination of engine features gives the reference's bits
 	EQUIVALENCE=full $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/test_equivalence.py
 
-mutants: .venv/dev  ## Put the seed's 16 faults into the code, one at a time; each must be caught
+mutants: .venv/dev  ## Put 16 known faults into a copy of the code, one at a time; each must be caught
 	$(BIN)/python -m tests.mutants
 
 generate: .venv/dev  ## Write the parts of the documentation that come from the code

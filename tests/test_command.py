@@ -230,7 +230,8 @@ def test_a_port_in_use_is_4(tmp_path: Path) -> None:
         (tmp_path / "runtime.toml").write_text(config_text(http_listen=address))
         code, stderr = refuse(tmp_path / "runtime.toml")
     assert code == 4
-    assert stderr == f"trio-tlserve: http_listen = '{address}': Address already in use\n"
+    hint = "TL_ENGINE__HTTP_LISTEN sets another address"
+    assert stderr == f"trio-tlserve: http_listen = '{address}': Address already in use; {hint}\n"
 
 
 # Configuration

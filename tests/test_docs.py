@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.generated import README, SCHEMA_FILE, readme_text, schema_text
 from tlserve.__main__ import COMMANDS
+from tlserve.engine.request import EngineStats
+from tlserve.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -37,3 +40,10 @@ def test_make_targets_named_in_the_documentation_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
     assert named - targets == set()
+
+
+def test_every_metric_is_documented() -> None:
+    fields = dict.fromkeys((field.name for field in dataclasses.fields(EngineStats)), 0)
+    page = Metrics(lambda: fields).page().decode()
+    names = set(re.findall(r"^(tl_\w+)", page, re.MULTILINE))
+    assert [name for name in names if name not in README.read_text()] == []

@@ -7,14 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tlserve.config import EngineConfig, ServeConfig, SpeculativeConfig
+    from tlserve.errors import ConfigError, EngineDied, ListenError, ModelError
     from tlserve.server import Server, run, serve
     from tlserve.server_thread import ServerHandle, spawn
 
-__all__ = ["EngineConfig", "ServeConfig", "Server", "ServerHandle", "SpeculativeConfig", "run", "serve", "spawn"]
+__all__ = [
+    "ConfigError",
+    "EngineConfig",
+    "EngineDied",
+    "ListenError",
+    "ModelError",
+    "ServeConfig",
+    "Server",
+    "ServerHandle",
+    "SpeculativeConfig",
+    "run",
+    "serve",
+    "spawn",
+]
 
 # Imported when first asked for: a compiler comes with the server, and reading a configuration should not wait for it.
 _HOMES = {
     "config": ("EngineConfig", "ServeConfig", "SpeculativeConfig"),
+    "errors": ("ConfigError", "EngineDied", "ListenError", "ModelError"),
     "server": ("Server", "run", "serve"),
     "server_thread": ("ServerHandle", "spawn"),
 }

@@ -48,9 +48,8 @@ class SpeculativeConfig:
         if self.ngram_min > self.ngram_max:
             raise ConfigError(f"speculative.ngram_min = {self.ngram_min}: must not exceed ngram_max = {self.ngram_max}")
         if (self.method == "draft_model") != (self.draft_model_dir is not None):
-            raise ConfigError(
-                f"speculative.draft_model_dir: required by method = 'draft_model' and by no other, got {self.method!r}"
-            )
+            rule = "is required" if self.method == "draft_model" else "has no effect"
+            raise ConfigError(f"speculative.draft_model_dir: {rule} with method = {self.method!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +139,8 @@ class ServeConfig:
     def load(cls, path: str | Path) -> ServeConfig:
         """Read a file with the overrides of this process's environment. Raises ConfigError naming the file."""
         path = Path(path)
+        if path.is_dir() or path.suffix == ".gguf":
+            raise ConfigError(f"{path}: is a model, not a configuration; name it as model_dir in a runtime.toml")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +148,8 @@ class ServeConfig:
         try:
             return cls.from_toml(text, os.environ, directory=path.parent)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            is_of_file = not str(error).startswith(ENV_PREFIX)
+            raise ConfigError(f"{path}: {error}" if is_of_file else str(error)) from None
 
     def to_toml(self) -> str:
         """The effective configuration as a document; reading it gives an equal configuration."""
@@ -210,7 +212,7 @@ def _from_table(table: Mapping[str, Any], directory: Path, program: dict[str, An
     engine_keys, serve_keys = _keys(EngineConfig), _keys(ServeConfig)
     values = _converted(table, engine_keys | serve_keys, directory, prefix="")
     if "model_dir" not in values:
-        raise ConfigError("model_dir: is required: a model directory or a .gguf file")
+        raise ConfigError("model_dir: is required in the table [engine]: a model directory or a .gguf file")
     engine = EngineConfig(**{key: values.pop(key) for key in engine_keys.keys() & values.keys()})
     return ServeConfig(**{"engine": engine, **values, **program})
 
@@ -222,7 +224,8 @@ def _converted(
     if unknown is not None:
         near = difflib.get_close_matches(unknown, keys, n=1)
         hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-        raise ConfigError(f"{prefix}{unknown}: is no key of the [engine] table{hint}")
+        name = _name(prefix + unknown, table[unknown])
+        raise ConfigError(f"{name}: is no key of the [engine] table{hint}")
     return {key: _value(prefix + key, value, keys[key][0], directory) for key, value in table.items()}
 
 
@@ -249,14 +252,19 @@ def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
             return msgspec.convert(attempt, annotation, dec_hook=to_path)
         except (msgspec.ValidationError, ValueError) as error:
             rule = rule or _rule(annotation, str(error))
-    raise ConfigError(f"{key} = {attempts[0]!r}: {rule}")
+    raise ConfigError(f"{_name(key, value)} = {attempts[0]!r}: {rule}")
+
+
+def _name(key: str, value: Any) -> str:
+    """What an error calls a key: the variable where its value came from the environment."""
+    return ENV_PREFIX + key.upper().replace(".", "__") if isinstance(value, _EnvText) else key
 
 
 def _rule(annotation: Any, message: str) -> str:
     """What was expected, in the words of msgspec save for a choice, whose values it does not list."""
     if get_origin(annotation) is Literal:
         return "must be one of " + ", ".join(f'"{choice}"' for choice in get_args(annotation))
-    return message.replace("`", "").split(" - at")[0].replace("Expected", "must be")
+    return message.replace("`", "").split(" - at")[0].replace("Expected", "must be").replace(" | null", "")
 
 
 def _plain(value: Any) -> Any:

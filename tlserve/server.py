@@ -87,6 +87,8 @@ async def serve(config: ServeConfig, *, progress: Progress = silent) -> AsyncIte
     failed. An exception of the block aborts what is in flight and is raised as it is.
     Cancellation handling: aborts what is in flight.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError("serve needs a trio event loop; from asyncio or plain code use tlserve.spawn")
     of_block: BaseException | None = None
     with _interpreter_settings():
         try:
@@ -184,7 +186,8 @@ async def _listen(
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        raise ListenError(f"{key} = {listen!r}: {error.strerror or error}") from None
+        variable = f"TL_ENGINE__{key.upper()}"
+        raise ListenError(f"{key} = {listen!r}: {error.strerror or error}; {variable} sets another address") from None
     name = listeners[0].socket.getsockname()
     await nursery.start(http.serve, [trio.SSLListener(item, tls) for item in listeners] if tls else listeners)
     return name[0], name[1]

@@ -79,8 +79,10 @@ def _log_ready(server: Server) -> None:
 def _show_banner(server: Server) -> None:
     url, model = server.base_url, server.config.model_id
     body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hi"}}],"stream":true}}'
+    host, port = server.health_addr
     print(
-        f"serving {model} at {url}; try\n\n    curl -N {url}/chat/completions -d '{body}'\n",
+        f"serving {model} at {url}, health and metrics at http://{host}:{port}; try\n\n"
+        f"    curl -N {url}/chat/completions -d '{body}'\n",
         file=sys.stderr,
         flush=True,
     )

@@ -8,6 +8,7 @@ from typing import TextIO
 
 WIDTH = 30  # characters of the bar
 REDRAW = 0.05  # seconds between two pictures of a bar
+LINE_INTERVAL = 5.0  # seconds between two lines of a stage that takes long
 
 
 class StartProgress:
@@ -26,7 +27,11 @@ class StartProgress:
             self._what, self._began, self._drawn = what, now, 0.0
             if not self._is_terminal:
                 print(f"{what} ...", file=self._out, flush=True)
+                self._drawn = now
         is_done = done >= total
+        if not self._is_terminal and now - self._drawn > LINE_INTERVAL:
+            self._drawn = now
+            print(f"{what} {done}/{total}", file=self._out, flush=True)
         if self._is_terminal and (is_done or now - self._drawn > REDRAW):
             self._drawn = now
             filled = WIDTH * done // max(total, 1)

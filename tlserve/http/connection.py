@@ -279,6 +279,8 @@ class Connection:
     async def _conclude(self, exchange: _Exchange, error: ApiError | None) -> None:
         """Ends the answer as it has to end, and reports it."""
         reply, errors = exchange.reply, self._service.errors
+        if error is not None:
+            exchange.notes |= {"error": error.code or error.kind, "param": error.param}
         if self._peer.departure is None:
             if error is None:
                 await reply.finish()
@@ -301,7 +303,7 @@ class Connection:
                 status=reply.status,
                 duration=trio.current_time() - exchange.began,
                 outcome=outcome,
-                notes={name: note for name, note in exchange.notes.items() if name != "route"},
+                notes={name: note for name, note in exchange.notes.items() if name != "route" and note is not None},
             )
         )
 
