@@ -63,6 +63,12 @@ def test_text_rules_hold_in_every_field(key: str) -> None:
         body.decode_object(b'{"%s":[{"x":"\\ud83d."}]}' % key.encode())
 
 
+@pytest.mark.parametrize("raw", [b"", b" \r\n\t"])
+def test_an_empty_body_is_said_to_be_empty(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"^the body is empty"):
+        body.read(raw, schema.ChatRequest)
+
+
 def nested(levels: int, *, opening: str = "[", closing: str = "]") -> bytes:
     """An object of that many levels, itself the first."""
     return ('{"a":' + opening * (levels - 1) + "1" * (opening != "[") + closing * (levels - 1) + "}").encode()
@@ -172,7 +178,8 @@ def test_messages_name_field_rule_and_value() -> None:
         (b'{"model":"m"}{"prompt":NaN}', None),
         (b'[{"model":NaN}]', None),
         (b'{"model":"m","prompt":', None),  # cut off
-        (b'{"prompt":' + b"[" * 100_000, "prompt"),
+        (b'{"model":"m","prompt":"' + b'a,:[\\\\\\"' * 300_000 + b'","seed":NaN}', "seed"),  # far behind, and found
+        (b'{"prompt":' + b"[" * 40_000, "prompt"),
         (b'{"prompt":[' + b"0," * 30_000 + b"NaN]}", None),  # farther than anybody looks
     ],
 )
