@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -129,3 +129,72 @@ def test_pieces_keep_the_rules(data: bytes, stop: list[str], min_tokens: int, fi
         assert any(whole[len(text) :].startswith(one) for one in stop)
     if not min_tokens:
         assert not any(one in text for one in stop)
+
+
+def offsets(*tokens: bytes, finish: FinishReason = FinishReason.LENGTH) -> list[int]:
+    """Where the tokens of these bytes begin; with STOP an EOS follows."""
+    choice = Choice(lambda index: tokens[index], keep_tokens=True)
+    last = len(tokens) - (finish is FinishReason.LENGTH)
+    outs = [TokenOut(RequestId(0), index, finish if index == last else None) for index in range(last + 1)]
+    return [at.text_offset for piece in pieces(choice, outs) for at in piece.tokens]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ((b"\xf0", b"\xf1", b"\xf2", b"\xf3"), [0, 1, 2, 3]),
+        ((b"\xf0", b"A", b"B"), [0, 1, 2]),
+        ((b"\xf0\x9f", b"\x98", b"\x80", b"A"), [0, 0, 0, 1]),
+        ((b"\xf0\x9f", b"\xff", b"A"), [0, 1, 2]),
+        ((b"\xf0", b"\x80", b"A"), [0, 1, 2]),  # an overlong form: no character has both
+        ((b"a\xc3", b"\xa9\xc3", b"b"), [0, 1, 3]),
+        ((b"\xef", b"\xbf", b"\xbd", b"A"), [0, 0, 0, 1]),  # U+FFFD itself, written by the model
+        ((b"\xef", b"\xbf", b"A"), [0, 0, 1]),
+        ((b"\xc3", b"", b"\xa9"), [0, 0, 0]),  # a control token in between
+        ((b"\xc3", b""), [0, 1]),
+    ],
+)
+def test_a_token_begins_behind_the_character_that_it_cuts_off(tokens: Sequence[bytes], expected: list[int]) -> None:
+    assert offsets(*tokens) == expected
+
+
+def test_the_token_that_ends_a_text_begins_at_its_end() -> None:
+    for token, length in ((b"ab", 2), (b"\xf0\x9f", 1), (b"", 0)):
+        assert offsets(token, finish=FinishReason.STOP) == [0, length]
+
+
+@given(st.lists(st.binary(max_size=3) | st.sampled_from(["😀".encode()[:2], "😀".encode()[2:]]), max_size=8))
+def test_offsets_are_places_in_the_text_where_tokens_can_begin(tokens: list[bytes]) -> None:
+    """The text before a token is what its bytes alone decode to, but for a character that goes on."""
+    whole = b"".join(tokens).decode("utf-8", "replace")
+    places = offsets(*tokens, finish=FinishReason.STOP)
+    assert places[-1] == len(whole)
+    for index, token in enumerate(tokens):
+        before = b"".join(tokens[:index])
+        if token:
+            is_continued = len((before + token[:1]).decode("utf-8", "replace")) == len(
+                before.decode("utf-8", "replace")
+            )
+            assert places[index] == len(before.decode("utf-8", "replace")) - is_continued
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "min_tokens", "text", "reason"),
+    [
+        (b"\xf0A", "\ufffdA", 1, "\ufffdA", "length"),  # began in the free token
+        (b"\xf0A", "\ufffd", 1, "\ufffdA", "length"),
+        (b"\xf0A", "A", 1, "\ufffd", "stop"),
+        (b"\xf0\xf1A", "\ufffd", 1, "\ufffd", "stop"),  # the second one began after it
+        (b"\xf0", "\ufffd", 1, "\ufffd", "length"),  # flushed by the end
+        ("é!".encode(), "é", 1, "é!", "length"),  # a real character split over the border
+        ("é!".encode(), "é!", 1, "é!", "length"),
+        ("é!".encode(), "!", 1, "é", "stop"),
+        ("😀😀".encode(), "😀", 3, "😀", "stop"),
+    ],
+)
+def test_a_character_that_begins_in_the_free_tokens_begins_no_stop_string(
+    tokens: bytes, stop: str, min_tokens: int, text: str, reason: str
+) -> None:
+    choice = Choice(byte, stop=[stop], min_tokens=min_tokens)
+    found = pieces(choice, outs(tokens, finish=FinishReason.LENGTH))
+    assert ("".join(texts(found)), choice.finish_reason) == (text, reason)
