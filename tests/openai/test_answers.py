@@ -11,8 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from tests.openai.fakes import EOS, QUEUE_TIME, Api, Pause, RecordedReply, fixed
-from tlserve.errors import InternalFault, NoCapacity, Overloaded
+from tlserve.errors import InternalFault, InvalidRequest, NoCapacity, Overloaded
 from tlserve.http import sse
+from tlserve.http.messages import Request
+from tlserve.openai.completions import completions
 
 ENDPOINTS = ["chat", "complete"]
 
@@ -297,6 +299,23 @@ async def test_completion_logprobs_are_parallel_lists() -> None:
         "top_logprobs": [{"a": -0.5}, {"a": -0.5, "b": -0.25}, {"a": -0.5, "<eos>": -0.25}],
         "text_offset": [0, 1, 2],
     }
+
+
+async def test_offsets_of_broken_characters_are_the_same_streamed() -> None:
+    fields = {"prompt": [239], "max_tokens": 4, "temperature": 0, "logprobs": 0}
+    choice = (await Api().complete(**fields)).json["choices"][0]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("\ufffd" * 4, [0, 1, 2, 3])
+    chunks = (await Api().complete(**fields, stream=True)).events[:-1]
+    assert merged_logprobs(chunks) == choice["logprobs"]
+
+
+async def test_a_priority_is_given_once() -> None:
+    api = Api()
+    request = Request("POST", "", "", (("x-tl-priority", "1"), ("x-tl-priority", "1")), b"", "test")
+    with pytest.raises(InvalidRequest, match="must be given once, got 2") as caught:
+        await completions(api.service, request, RecordedReply())
+    assert caught.value.param == "X-TL-Priority"
+    assert api.loop.requests == []
 
 
 async def test_priority_reaches_the_engine() -> None:

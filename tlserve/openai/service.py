@@ -96,9 +96,12 @@ class Service:
 
 def read_priority(request: Request) -> int:
     """The request's X-TL-Priority, 0 without one. Raises InvalidRequest."""
-    value = request.header("x-tl-priority")
-    if value is None:
+    values = [value for name, value in request.headers if name == "x-tl-priority"]
+    if not values:
         return 0
+    if len(values) > 1:
+        raise InvalidRequest(f"X-TL-Priority must be given once, got {len(values)} of it", param="X-TL-Priority")
+    (value,) = values
     if not _PRIORITY.match(value.strip()) or abs(int(value)) > 100:
         raise InvalidRequest(
             f"X-TL-Priority must be an integer from -100 to 100, got {shown(value)}", param="X-TL-Priority"
