@@ -71,7 +71,7 @@ def test_a_parameter_is_one_whole_segment(router: Router) -> None:
     ],
 )
 def test_an_unknown_path_is_no_route(router: Router, target: str) -> None:
-    with pytest.raises(RouteNotFound):
+    with pytest.raises(RouteNotFound, match=r"^this server has no route for this path$"):
         router.check(build_request("GET", target))
 
 

@@ -79,7 +79,7 @@ class Router:
                 return route
             allowed.add(route.method)
         if not allowed:
-            raise RouteNotFound("there is no route of this path")
+            raise RouteNotFound("this server has no route for this path")
         allow = _allow(allowed)
         raise MethodNotAllowed(f"this path takes {', '.join(allow)}", allow=allow)
 

@@ -31,7 +31,7 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     service.check_model(spec.model)
     if spec.dimensions not in (None, service.hidden_size):
         raise UnsupportedParameter(
-            f"dimensions other than {service.hidden_size} is not supported, got {shown(spec.dimensions)}",
+            f"dimensions must be {service.hidden_size}, which is what this model has, got {shown(spec.dimensions)}",
             param="dimensions",
         )
     requests = await service.off_loop(lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body))
