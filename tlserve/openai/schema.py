@@ -183,7 +183,7 @@ class TopLogprob(Struct):
 class TokenLogprob(Struct):
     token: str
     logprob: float
-    bytes: list[int]  # what the token adds to the text; joined over a choice, the UTF-8 of its text
+    bytes: list[int]  # what the token adds to the text, before what is no character is replaced
     top_logprobs: list[TopLogprob]
 
 
