@@ -16,7 +16,7 @@ meet all columns, so that both stay in the first-level cache.
 from __future__ import annotations
 
 from tlserve.kernels.emit import address
-from tlserve.kernels.jit import jit
+from tlserve.kernels.jit import inline, jit
 from tlserve.kernels.layout import BLOCK_BYTES, BLOCK_GROUPS, GROUP, K_BYTES, ROWS, TABLE
 from tlserve.kernels.leaves import ACCUMULATE, REPLACE, RESUME, call_tiles
 from tlserve.kernels.product import Product, is_quantised
@@ -25,7 +25,7 @@ from tlserve.kernels.tile import RECORD
 FEW = 16  # columns whose activations, all k of them, stay in the caches while weights stream by
 # With more columns, the k, groups or else floats, that are added to all of them before the next; and the row tiles that
 # are multiplied together. Weights of so many and activations of one run of lanes stay in the first-level cache.
-CHUNK, CHUNK_FLOATS = 16, 128
+CHUNK, CHUNK_FLOATS = 18, 144
 TILES = 4
 PREFETCH = 4096  # bytes ahead in a stream of packed weights: what memory answers in the time that they take
 
@@ -43,7 +43,7 @@ def matmul(p: Product, first: int, last: int) -> None:
     depth = p.k // GROUP if quantised else p.k  # likewise
     tile_step = depth // block * block_bytes
     weights = address(p.arena, p.offset)
-    chunk = depth if p.columns <= FEW else CHUNK if quantised else CHUNK_FLOATS
+    chunk = depth if p.columns <= FEW else _even_share(depth, CHUNK if quantised else CHUNK_FLOATS, block)
     for start in range(0, depth, chunk):
         blocks = min(chunk, depth - start) // block
         for tile in range(first, last, TILES):
@@ -54,6 +54,13 @@ def matmul(p: Product, first: int, last: int) -> None:
                 end = min(column + p.lanes, p.columns)
                 _run(p, tile, tiles, column, end, start, at, tile_step, blocks, ahead)
                 ahead = 0
+
+
+@inline
+def _even_share(depth: int, most: int, block: int) -> int:
+    """The size of equal shares of ``depth``, ``most`` or so at most, in whole blocks: a small last one costs as much."""
+    shares = (depth + most - 1) // most
+    return ((depth + shares - 1) // shares + block - 1) // block * block
 
 
 @jit

@@ -273,8 +273,9 @@ class Team:
     def __init__(self, sync: Sync, threads: int, run: Callable[[int], None]) -> None:
         """Starts threads 1..threads - 1; ``run(thread)`` releases the GIL and returns once ``next_epoch`` gives -1."""
         self._sync = sync
+        # Daemons: a program that fails before ``close`` ends, instead of waiting for threads that wait for it.
         self._helpers = [
-            threading.Thread(target=run, args=(thread,), name=f"tlserve-compute-{thread}")
+            threading.Thread(target=run, args=(thread,), name=f"tlserve-compute-{thread}", daemon=True)
             for thread in range(1, threads)
         ]
         for helper in self._helpers:
