@@ -58,7 +58,7 @@ def matmul(p: Product, first: int, last: int) -> None:
 
 @inline
 def _even_share(depth: int, most: int, block: int) -> int:
-    """The size of equal shares of ``depth``, ``most`` or so at most, in whole blocks: a small last one costs as much."""
+    """The size of equal shares of ``depth``, about ``most`` each, in whole blocks: a small last one costs as much."""
     shares = (depth + most - 1) // most
     return ((depth + shares - 1) // shares + block - 1) // block * block
 
