@@ -37,6 +37,7 @@ def test_a_relative_model_dir_starts_at_the_file(tmp_path: Path) -> None:
         ("models/smol-135m", "smol-135m"),
         ("models/a/video", "video"),
         ("x/SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1"),
+        ("/v3", "v3"),
     ],
 )
 def test_the_model_id_comes_from_the_path(path: str, model_id: str) -> None:
@@ -108,6 +109,11 @@ def test_model_dir_is_required() -> None:
         ServeConfig.from_toml("", {})
 
 
+def test_the_configuration_of_a_program_round_trips() -> None:
+    config = ServeConfig.for_model("m", prefill_chunk=16, step_delay=0.5)
+    assert ServeConfig.from_toml(config.to_toml(), {}) == config
+
+
 def test_other_tables_belong_to_other_roles() -> None:
     assert ServeConfig.from_toml("[gateway]\nx = 1\n[engine]\nmodel_dir = 'm'", {}).model_id == "m"
 
@@ -135,6 +141,23 @@ def test_an_override_cannot_smuggle_a_second_key() -> None:
         read("", TL_ENGINE__THREADS="1\nqueue_capacity = 1")
 
 
+def test_a_nested_override_goes_over_an_override_of_its_table() -> None:
+    table = '{method = "prompt_lookup", num_tokens = 8}'
+    config = read("", TL_ENGINE__SPECULATIVE=table, TL_ENGINE__SPECULATIVE__NUM_TOKENS="3")
+    assert config.engine.speculative == SpeculativeConfig(method="prompt_lookup", num_tokens=3)
+
+
+def test_an_override_must_name_a_key() -> None:
+    with pytest.raises(ConfigError, match="TL_ENGINE__: names no key"):
+        read("", TL_ENGINE__="x")
+
+
+def test_a_directory_or_a_model_is_no_configuration(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(ConfigError, match="is a model, not a configuration"):
+            ServeConfig.load(path)
+
+
 def test_an_unknown_override_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^TL_ENGINE__THREAD: is no key .* did you mean threads\?"):
         read("", TL_ENGINE__THREAD="1")
@@ -157,7 +180,6 @@ def test_toml_round_trips(chunk: int, blocks: int | None, origins: list[str], sp
         model_dir=Path("/m"),
         cors_allow_origins=tuple(origins),
         engine=EngineConfig(prefill_chunk=chunk, num_blocks=blocks, speculative=spec),
-        handle_signals=True,
     )
     assert ServeConfig.from_toml(config.to_toml(), {}) == config
 

@@ -102,8 +102,9 @@ class ServeConfig:
     tls_cert: Path | None = _key("PEM file with the certificate chain; together with tls_key.", None)
     tls_key: Path | None = _key("PEM file with the private key; together with tls_cert.", None)
     log_format: Literal["text", "json"] = _key("Form of the log on stderr.", "text")
-    handle_signals: bool = False
-    step_delay: float = 0.0  # seconds slept in each step; for tests
+    # How a program runs the server, and no part of what is configured: no key, and not compared.
+    handle_signals: bool = field(default=False, compare=False)
+    step_delay: float = field(default=0.0, compare=False)  # seconds slept in each step; for tests
 
     def __post_init__(self) -> None:
         if not self.model_id:
@@ -163,7 +164,7 @@ def default_model_id(model_dir: Path) -> str:
     path = Path(os.path.abspath(model_dir))
     if path.suffix == ".gguf":
         return path.stem
-    return path.parent.name if re.fullmatch(r"v\d+", path.name) else path.name
+    return (path.parent.name if re.fullmatch(r"v\d+", path.name) else "") or path.name or "model"
 
 
 def parse_listen(text: str, key: str) -> tuple[str | None, int]:
@@ -187,8 +188,12 @@ def _overridden(table: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]
         if not name.startswith(ENV_PREFIX):
             continue
         key, _, nested = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not key:
+            raise ConfigError(f"{name}: names no key; {ENV_PREFIX}MODEL_ID is how it is done")
         if nested:
             inner = result.get(key)
+            if isinstance(inner, _EnvText):  # the whole table, given by a variable of its own
+                inner = inner.as_toml()
             result[key] = (inner if isinstance(inner, dict) else {}) | {nested: _EnvText(text)}
         else:
             result[key] = _EnvText(text)

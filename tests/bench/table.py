@@ -9,6 +9,7 @@ from tests.bench.groups import BANDWIDTH, LONG, NEIGHBOUR, PERPLEXITY, Group, en
 from tests.bench.http_groups import CEILING, EVENTS_ALONE, ONE_STREAM, OVERHEAD, streams_group
 from tests.bench.large_group import LARGE
 from tests.bench.spec import SPEC
+from tests.bench.stall import STALL
 
 GROUPS: Final[dict[str, Group]] = {
     "Q4_1": engine_group("Q4_1", (5, 2.2, 5)),
@@ -29,4 +30,5 @@ GROUPS: Final[dict[str, Group]] = {
     "perplexity": PERPLEXITY,
     "cache": CACHE,
     "spec": SPEC,
+    "stall": STALL,
 }

@@ -69,6 +69,9 @@ def _max_rows(config: EngineConfig) -> tuple[int, int]:
     return max(config.max_batch_tokens, logits), logits
 
 
+BOOK_BYTES = 64  # of the engine's books for a block, which are all that a block of a bigram takes
+
+
 class ModelRunner:
     """A transformer on the kernels. Its KV blocks and buffers live as long as it does."""
 
@@ -187,7 +190,7 @@ class BigramRunner:
         self.block_size = config.block_size
         self.max_model_len = _context(model, config)
         self.num_blocks = num_kv_blocks(
-            config, block_bytes=1, max_model_len=self.max_model_len, available=available_memory()
+            config, block_bytes=BOOK_BYTES, max_model_len=self.max_model_len, available=available_memory()
         )
         self.fingerprint = fingerprint(checkpoint)
         self._table = dequantise(checkpoint.tensors[BIGRAM_LOGITS])
