@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.client import DONE, connect, get, joined, post, stream_events, wait_for_metric
+from tests.client import DONE, connect, get, joined, metric, post, stream_events, wait_for_metric
 from tests.reference import ReferenceModel
 from tlserve import ServeConfig, Server, serve
 from tlserve.errors import ConfigError
@@ -223,6 +223,7 @@ async def test_disconnect_frees_blocks_within_a_step(stream: bool) -> None:
             await wait_for_metric(server.health_addr, "tl_engine_active_sequences", 1)
         await wait_for_metric(server.health_addr, "tl_engine_active_sequences", 0)
         await wait_for_metric(server.health_addr, 'tl_engine_kv_blocks{state="used"}', 0)
+        assert await metric(server.health_addr, "tl_engine_queue_depth") == 0
 
 
 async def test_drain_finishes_in_flight_and_refuses_new() -> None:
