@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.client import Address, Client, connect, get, post, wait_for_metric
+from tests.client import Address, Client, connect, get, metric, post, wait_for_metric
 from tlserve import ServeConfig, Server, serve
 from tlserve.errors import ConfigError
 
@@ -209,6 +209,7 @@ async def test_a_tls_client_that_leaves_frees_its_blocks(stream: bool) -> None:
             await wait_for_metric(server.health_addr, "tl_engine_active_sequences", 1)
             nursery.cancel_scope.cancel()
         await wait_for_metric(server.health_addr, 'tl_engine_kv_blocks{state="used"}', 0)
+        assert await metric(server.health_addr, "tl_engine_active_sequences") == 0
 
 
 async def test_a_drain_finishes_what_is_in_flight_over_tls() -> None:

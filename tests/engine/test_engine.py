@@ -94,7 +94,10 @@ def test_abort_all_empties_the_engine() -> None:
 
 
 def test_an_unknown_id_is_aborted_without_effect() -> None:
-    Driver(ScriptedModel()).engine.abort(RequestId(77))
+    engine = Driver(ScriptedModel()).engine
+    before = engine.stats()
+    engine.abort(RequestId(77))
+    assert engine.stats() == before
 
 
 @pytest.mark.parametrize(

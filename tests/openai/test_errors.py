@@ -64,4 +64,4 @@ def test_an_error_event_is_one_line() -> None:
 @pytest.mark.parametrize("message", ["\ud83d", "\x00", "x" * 100_000, "é\uffff"])
 def test_any_message_can_be_sent(message: str) -> None:
     for raw in (ERRORS.response(InvalidRequest(message)).body, ERRORS.event(InvalidRequest(message))[6:]):
-        json.loads(raw)
+        assert json.loads(raw)["error"]["type"] == "invalid_request_error"
