@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from tlserve.config import EngineConfig
 from tlserve.errors import ConfigError
 
 MIB = 1 << 20
-_CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+# Where a control group's limit, its use, and the part of that which is only cached files are written: v2, then v1.
+_CGROUP_FILES = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can still be allocated without swapping: the system's, or what a container's limit leaves."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    meminfo = _read("/proc/meminfo")
-    for line in meminfo.splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    for limit_file, usage_file in _CGROUP_LIMITS:
-        limit, usage = _read(limit_file).strip(), _read(usage_file).strip()
-        if limit.isdecimal() and usage.isdecimal():
-            available = min(available, max(0, int(limit) - int(usage)))
-    return available
+    available = _numbers(root / "proc/meminfo").get("MemAvailable")
+    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if available is None else available * 1024
+    return min([least, *_left_by_cgroups(root)])
 
 
-def _read(path: str) -> str:
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """What the limits of this process's group and of the groups around it leave; files cached can be dropped."""
+    lines = _read(root / "proc/self/cgroup").splitlines()
+    groups = {group for line in lines for group in _and_parents(line.split(":", 2)[-1])} | {""}
+    for mount, limit_file, usage_file, cached in _CGROUP_FILES:
+        for group in sorted(groups):
+            directory = root / mount / group
+            limit, usage = _read(directory / limit_file).strip(), _read(directory / usage_file).strip()
+            if limit.isdecimal() and usage.isdecimal():
+                used = int(usage) - _numbers(directory / "memory.stat").get(cached, 0)
+                yield max(0, int(limit) - used)
+
+
+def _and_parents(group: str) -> Iterator[str]:
+    path = PurePosixPath(group.lstrip("/"))
+    yield from (str(item) for item in (path, *path.parents))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Name -> number of a file whose lines begin with both."""
+    rows = (line.replace(":", " ").split() for line in _read(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+
+
+def _read(path: Path) -> str:
     try:
-        return Path(path).read_text()
+        return path.read_text()
     except OSError:
         return ""
 
 
-def check_fits(what: str, size: int) -> None:
+def check_fits(what: str, size: int, available: int | None = None) -> None:
     """Raises ConfigError when ``size`` bytes are more than there are."""
-    available = available_memory()
-    if size > available:
-        raise ConfigError(f"{what} need {_mib(size)} of memory, and {_mib(available)} are free")
+    free = available_memory() if available is None else available
+    if size > free:
+        raise ConfigError(f"{what} need {_mib(size)} of memory, and {_mib(free)} are free")
 
 
 def num_kv_blocks(config: EngineConfig, *, block_bytes: int, max_model_len: int, available: int) -> int:

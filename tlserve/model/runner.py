@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tlserve.config import EngineConfig
 from tlserve.errors import ConfigError
-from tlserve.kernels.attention import scratch_floats
 from tlserve.kernels.forward import Forward
 from tlserve.kernels.jit import TARGET
-from tlserve.kernels.kv_cache import sub_block_bytes
 from tlserve.kernels.pack import allocate
-from tlserve.kernels.product import activation_bytes
-from tlserve.kernels.state import Dims, Work
+from tlserve.kernels.state import Work
 from tlserve.model.batch import Batch, ForwardOutput
 from tlserve.model.checkpoint import Checkpoint, fingerprint
-from tlserve.model.config import ModelConfig
 from tlserve.model.layout import BIGRAM_LOGITS
-from tlserve.model.memory import available_memory, num_kv_blocks
+from tlserve.model.plan import BufferShapes, MemoryPlan, buffer_shapes, dims_of, plan_memory, zeroed
 from tlserve.model.quants import dequantise
 from tlserve.model.weights import Progress, load_weights
-
-_KV_NUMBER_BYTES = {"f16": 2, "f32": 4}
 
 
 class Runner(Protocol):
@@ -43,54 +34,38 @@ class Runner(Protocol):
 
 
 def load_runner(
-    checkpoint: Checkpoint, config: EngineConfig, progress: Progress = lambda what, done, total: None
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    progress: Progress = lambda what, done, total: None,
+    *,
+    plan: MemoryPlan | None = None,
 ) -> Runner:
-    """Pack a checkpoint's weights and allocate its KV cache.
+    """Pack a checkpoint's weights and allocate its KV cache, as ``plan`` has it or one made now.
 
     ``progress`` is told what is worked on, "kernels" or "weights", how much is done and how much there is. Raises
     ConfigError when the configured context is longer than the model's, or memory is too small.
     """
+    plan = plan_memory(checkpoint, config) if plan is None else plan
     if checkpoint.config.architecture == "bigram":
-        return BigramRunner(checkpoint, config)
-    return ModelRunner(checkpoint, config, progress)
-
-
-def _context(model: ModelConfig, config: EngineConfig) -> int:
-    longest = model.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ConfigError(f"max_model_len = {config.max_model_len}: the model supports up to {longest}")
-    return config.max_model_len or longest
-
-
-def _max_rows(config: EngineConfig) -> tuple[int, int]:
-    """Most tokens of a step, and most rows of logits: each request draws one token, and one more for each draft."""
-    drafts = config.speculative.num_tokens if config.speculative else 0
-    logits = config.max_num_seqs * (1 + drafts)
-    return max(config.max_batch_tokens, logits), logits
-
-
-BOOK_BYTES = 64  # of the engine's books for a block, which are all that a block of a bigram takes
+        return BigramRunner(checkpoint, plan)
+    return ModelRunner(checkpoint, config, plan, progress)
 
 
 class ModelRunner:
     """A transformer on the kernels. Its KV blocks and buffers live as long as it does."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, plan: MemoryPlan, progress: Progress) -> None:
         model = checkpoint.config
-        self.vocab_size = model.vocab_size
+        self.vocab_size = plan.vocab_size
         self.hidden_size = model.hidden_size
-        self.block_size = config.block_size
-        self.max_model_len = _context(model, config)
+        self.block_size = plan.block_size
+        self.max_model_len = plan.max_model_len
+        self.num_blocks = plan.num_blocks
         self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
-        number_bytes = _KV_NUMBER_BYTES[config.kv_dtype]
-        weights = load_weights(checkpoint, config.weights, self.max_model_len, number_bytes, progress)
-        block_bytes = _block_bytes(model, config)
-        self.num_blocks = num_kv_blocks(
-            config, block_bytes=block_bytes, max_model_len=self.max_model_len, available=available_memory()
-        )
-        self._dims = _dims(model, config, self.num_blocks)
-        self._work = _allocate(self._dims, config, self.max_model_len, self.num_blocks * block_bytes)
-        self._forward = Forward(self._dims, weights, self._work, config.num_threads)
+        dims = dims_of(model, config, plan.num_blocks)
+        weights = load_weights(checkpoint, config.weights, plan.max_model_len, dims.kv_number_bytes, progress)
+        self._work = _allocate(buffer_shapes(dims, config, plan.max_model_len), plan.kv_bytes)
+        self._forward = Forward(dims, weights, self._work, config.num_threads)
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """Run one step. The arrays of the result are valid until the next call."""
@@ -120,61 +95,12 @@ class ModelRunner:
         self._forward.close()
 
 
-def _block_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of one KV block, over all layers and heads."""
-    sub_blocks = model.num_layers * model.num_kv_heads * config.block_size // 16
-    return sub_blocks * sub_block_bytes(model.head_dim, _KV_NUMBER_BYTES[config.kv_dtype])
-
-
-def _dims(model: ModelConfig, config: EngineConfig, num_blocks: int) -> Dims:
-    return Dims(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        block_size=config.block_size,
-        num_blocks=num_blocks,
-        kv_number_bytes=_KV_NUMBER_BYTES[config.kv_dtype],
-    )
-
-
-def _allocate(dims: Dims, config: EngineConfig, max_model_len: int, kv_bytes: int) -> Work:
-    """Buffers for the largest step; pages nobody writes to cost no memory."""
-    tokens, logits = _max_rows(config)
-    mixed = dims.num_heads * dims.head_dim
-    widest = max(dims.hidden_size, mixed, dims.intermediate_size)
-    tables = (config.max_num_seqs, -(-max_model_len // dims.block_size))
+def _allocate(shapes: BufferShapes, kv_bytes: int) -> Work:
+    """The cache and the buffers of the largest step; pages nobody writes to cost no memory."""
     try:
-        return Work(
-            sizes=np.zeros(4, np.int64),
-            token_ids=np.zeros(tokens, np.int32),
-            positions=np.zeros(tokens, np.int32),
-            request_rows=np.zeros(tokens, np.int32),
-            block_tables=np.zeros(tables, np.int32),
-            logits_rows=np.zeros(logits, np.int32),
-            hidden_rows=np.zeros(tokens, np.int32),
-            kv=allocate(kv_bytes),
-            runs=np.zeros(tokens + 1, np.int64),
-            x=_floats(tokens, dims.hidden_size),
-            normed=_floats(tokens, max(dims.hidden_size, mixed)),
-            quantised=np.zeros(activation_bytes(tokens, widest), np.uint8),
-            spread=np.zeros(activation_bytes(tokens, widest), np.uint8),
-            qkv=_floats(tokens, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim),
-            gate_up=_floats(tokens, 2 * dims.intermediate_size),
-            acted=_floats(tokens, dims.intermediate_size),
-            logits=_floats(logits, dims.vocab_size),
-            hidden=_floats(tokens, dims.hidden_size),
-            attention=np.zeros((config.num_threads, scratch_floats(dims.head_dim)), np.float32),
-        )
+        return Work(kv=allocate(kv_bytes), **zeroed(shapes))
     except (MemoryError, OSError):
         raise ConfigError(f"the KV cache ({kv_bytes >> 20} MiB) and buffers do not fit in memory") from None
-
-
-def _floats(rows: int, columns: int) -> NDArray[np.float32]:
-    return np.zeros(rows * columns, np.float32)
 
 
 class BigramRunner:
@@ -183,15 +109,12 @@ class BigramRunner:
     It has positions and blocks like any other model, and keeps nothing in them.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        model = checkpoint.config
-        self.vocab_size = model.vocab_size
-        self.hidden_size = model.hidden_size
-        self.block_size = config.block_size
-        self.max_model_len = _context(model, config)
-        self.num_blocks = num_kv_blocks(
-            config, block_bytes=BOOK_BYTES, max_model_len=self.max_model_len, available=available_memory()
-        )
+    def __init__(self, checkpoint: Checkpoint, plan: MemoryPlan) -> None:
+        self.vocab_size = plan.vocab_size
+        self.hidden_size = checkpoint.config.hidden_size
+        self.block_size = plan.block_size
+        self.max_model_len = plan.max_model_len
+        self.num_blocks = plan.num_blocks
         self.fingerprint = fingerprint(checkpoint)
         self._table = dequantise(checkpoint.tensors[BIGRAM_LOGITS])
 
