@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tlserve.config import ServeConfig
-from tlserve.engine.engine import Engine
+from tlserve.config import EngineConfig, ServeConfig
+from tlserve.engine.engine import Engine, check_draft_model
 from tlserve.engine.loop import EngineLoop
-from tlserve.model.checkpoint import open_checkpoint
+from tlserve.kernels.jit import cache_key, cache_root
+from tlserve.log import LOGGER
+from tlserve.model.checkpoint import Checkpoint, open_checkpoint
+from tlserve.model.plan import MemoryPlan, plan_memory
 from tlserve.model.runner import Runner, load_runner
 from tlserve.openai.service import Service
+from tlserve.overview import Overview, overview_of
 from tlserve.text.chat import ChatEncoder
 from tlserve.text.loading import load_text
 
@@ -32,6 +36,12 @@ class Loaded:
     chat_encoder: ChatEncoder
     stop_ids: frozenset[int]
     fingerprint: str
+    overview: Overview
+
+    @property
+    def architecture(self) -> str:
+        """Of the model, as its files name it."""
+        return self.overview.architecture
 
     def service(self, loop: EngineLoop) -> Service:
         """The model as the API's routes see it."""
@@ -57,21 +67,60 @@ class Loaded:
             runner.close()
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model whose files have been read and whose memory is planned; nothing is compiled or packed yet.
+
+    The draft model, where there is one, comes second.
+    """
+
+    config: ServeConfig
+    checkpoints: tuple[Checkpoint, ...]
+    engine_configs: tuple[EngineConfig, ...]
+    plans: tuple[MemoryPlan, ...]
+    chat_encoder: ChatEncoder
+
+    @property
+    def overview(self) -> Overview:
+        draft = self.plans[1] if len(self.plans) > 1 else None
+        return overview_of(self.config, self.checkpoints[0], self.plans[0], draft, self.chat_encoder)
+
+
+def open_model(config: ServeConfig) -> Opened:
+    """Read the files of the model, and decide how the memory is used. Raises ConfigError or ModelError."""
+    checkpoint = open_checkpoint(config.model_dir)
+    chat_encoder = load_text(checkpoint.text, checkpoint.path)
+    plan = plan_memory(checkpoint, config.engine)
+    opened = Opened(config, (checkpoint,), (config.engine,), (plan,), chat_encoder)
+    speculative = config.engine.speculative
+    if speculative is None or speculative.draft_model_dir is None:
+        return opened
+    draft = open_checkpoint(speculative.draft_model_dir)
+    # Its own context may be the shorter one; past it there are no drafts.
+    draft_config = replace(
+        config.engine, num_blocks=plan.num_blocks, kv_cache_mb=None, max_model_len=None, speculative=None
+    )
+    draft_plan = plan_memory(draft, draft_config, available=plan.available_bytes - plan.total_bytes)
+    check_draft_model(plan, draft_plan)
+    return replace(
+        opened,
+        checkpoints=(checkpoint, draft),
+        engine_configs=(config.engine, draft_config),
+        plans=(plan, draft_plan),
+    )
+
+
 def load(config: ServeConfig, progress: Progress) -> Loaded:
     """Load the model of ``config`` and compute once with it, so that the first request is served at full speed.
 
     Raises ConfigError or ModelError; runs for a second or so once kernels are compiled.
     """
-    checkpoint = open_checkpoint(config.model_dir)
-    chat_encoder = load_text(checkpoint.text, checkpoint.path)
-    runners = [load_runner(checkpoint, config.engine, progress)]
-    speculative = config.engine.speculative
-    if speculative is not None and speculative.draft_model_dir is not None:
-        # Its own context may be the shorter one; past it there are no drafts.
-        draft = replace(
-            config.engine, num_blocks=runners[0].num_blocks, kv_cache_mb=None, max_model_len=None, speculative=None
-        )
-        runners.append(load_runner(open_checkpoint(speculative.draft_model_dir), draft, progress))
+    opened = open_model(config)
+    _announce_compiling()
+    runners = [
+        load_runner(checkpoint, engine_config, progress, plan=plan)
+        for checkpoint, engine_config, plan in zip(opened.checkpoints, opened.engine_configs, opened.plans, strict=True)
+    ]
     engine = Engine(
         runners[0],
         config.engine,
@@ -85,7 +134,14 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
         config=config,
         engine=engine,
         runners=tuple(runners),
-        chat_encoder=chat_encoder,
-        stop_ids=chat_encoder.tokenizer.eos_ids | checkpoint.config.eos_token_ids,
+        chat_encoder=opened.chat_encoder,
+        stop_ids=opened.chat_encoder.tokenizer.eos_ids | opened.checkpoints[0].config.eos_token_ids,
         fingerprint=runners[0].fingerprint,
+        overview=opened.overview,
     )
+
+
+def _announce_compiling() -> None:
+    """The first start takes long, and a program that shows its log should know why."""
+    if next((cache_root() / cache_key()).glob("*"), None) is None:
+        LOGGER.info("compiling kernels, once per machine, which takes half a minute", extra={"cache": cache_root()})

@@ -7,6 +7,7 @@ else runs or on how its tokens were cut into steps (docs/engine.md has the argum
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class Engine:
         self._states: dict[RequestId, RequestState] = {}
         self._next_id = 0
         self._num_batch_tokens = 0
+        self._num_generated = 0
         self._num_drafted = 0
         self._num_accepted = 0
 
@@ -177,6 +179,8 @@ class Engine:
             prefix_tokens_hit=self._kv_cache.num_tokens_hit,
             num_preemptions=self._scheduler.num_preemptions,
             num_kv_evictions=blocks.num_evictions,
+            num_prompt_tokens=self._kv_cache.num_tokens_admitted,
+            num_generated_tokens=self._num_generated,
             spec_tokens_drafted=self._num_drafted,
             spec_tokens_accepted=self._num_accepted,
         )
@@ -230,6 +234,7 @@ class Engine:
             outputs.append(_token_out(state, token, finish, sampled, row + place))
             if finish is not None:
                 break
+        self._num_generated += len(outputs)
         # No more than has been taken: a draft ends before max_tokens and at a stop id.
         state.num_computed_tokens = num_known + num_right
         if state.num_draft_tokens:
@@ -254,6 +259,25 @@ class Engine:
         return [PooledOut(state.id, finish_pooling(state.hidden_sum, state.num_tokens))]
 
 
+class _Shape(Protocol):
+    """What a model and its draft model have alike."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+
+
+def check_draft_model(model: _Shape, draft_model: _Shape) -> None:
+    """Raises ConfigError when the draft model, or the plan of one, does not fit the model."""
+    for name in ("vocab_size", "block_size", "num_blocks"):
+        ours, theirs = getattr(model, name), getattr(draft_model, name)
+        if ours != theirs:
+            raise ConfigError(f"speculative.draft_model_dir: its {name} must be the model's {ours}, got {theirs}")
+
+
 def _new_drafter(
     config: EngineConfig, model: Model, draft_model: Model | None, sample: SampleFunction, kv_cache: KvCache
 ) -> Drafter:
@@ -265,10 +289,7 @@ def _new_drafter(
             num_tokens=speculative.num_tokens, ngram_min=speculative.ngram_min, ngram_max=speculative.ngram_max
         )
     assert draft_model is not None, "method = 'draft_model' needs the model"
-    for name in ("vocab_size", "block_size", "num_blocks"):
-        ours, theirs = getattr(model, name), getattr(draft_model, name)
-        if ours != theirs:
-            raise ConfigError(f"speculative.draft_model_dir: its {name} must be the model's {ours}, got {theirs}")
+    check_draft_model(model, draft_model)
     return DraftModel(
         draft_model,
         sample,
