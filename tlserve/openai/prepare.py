@@ -102,8 +102,8 @@ def _max_tokens(service: Service, gen: GenSpec, num_prompt_tokens: int, param: s
     left = service.max_model_len - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"{param} has {num_prompt_tokens} tokens, which leaves no room to answer in the context of "
-            f"{service.max_model_len} tokens",
+            f"the prompt is too long: {param} has {num_prompt_tokens} tokens, which leaves no room to answer; this "
+            f"model's maximum context length is {service.max_model_len} tokens",
             param=param,
         )
     if gen.max_tokens is None:
@@ -113,8 +113,8 @@ def _max_tokens(service: Service, gen: GenSpec, num_prompt_tokens: int, param: s
     if not gen.is_max_tokens_given:
         return left
     raise ContextLengthExceeded(
-        f"{param} has {num_prompt_tokens} tokens and {gen.max_tokens_param} is {shown(gen.max_tokens)}, together more "
-        f"than the context of {service.max_model_len} tokens",
+        f"{param} has {num_prompt_tokens} tokens and {gen.max_tokens_param} is {shown(gen.max_tokens)}; this model's "
+        f"maximum context length is {service.max_model_len} tokens",
         param=gen.max_tokens_param,
     )
 

@@ -21,7 +21,8 @@ def check_token_limit(num_tokens: int, limit: int | None) -> None:
     """
     if limit is not None and num_tokens > limit:
         raise ContextLengthExceeded(
-            f"the model's context is {limit} tokens, but the prompt has at least {num_tokens} tokens"
+            f"the prompt is too long: this model's maximum context length is {limit} tokens, and it has at least "
+            f"{num_tokens} tokens"
         )
 
 
