@@ -253,6 +253,45 @@ async def test_all_of_a_submission_is_accepted_or_none(autojump_clock: trio.test
             assert len(await tokens_of(generation)) == 4
 
 
+async def test_a_held_place_is_nobody_else_s(autojump_clock: trio.testing.MockClock) -> None:
+    """Two places: one is held while its request is prepared, so a second fits and a third does not."""
+    loop = new_loop(max_waiting=1, max_num_seqs=1)
+    async with running(loop), trio.open_nursery() as nursery:
+        with loop.hold_place():
+            await started(lambda: finish(loop, greedy([1], 5)), nursery)
+            with pytest.raises(Overloaded, match="2 requests are running or waiting"), loop.hold_place():
+                raise AssertionError("not reached")
+            with pytest.raises(Overloaded):
+                await finish(loop, greedy([1], 5))
+        assert await finish(loop, greedy([5], 1)) == [6]  # left, it is had by who submits next
+
+
+async def test_a_place_is_free_again_however_its_block_is_left(autojump_clock: trio.testing.MockClock) -> None:
+    loop = new_loop(max_waiting=1, max_num_seqs=1)
+    async with running(loop):
+        with pytest.raises(ZeroDivisionError), loop.hold_place():
+            raise ZeroDivisionError
+        with trio.move_on_after(1), loop.hold_place():
+            await trio.sleep_forever()
+        with loop.hold_place(), loop.hold_place():
+            pass
+    with pytest.raises(ShuttingDown), loop.hold_place():
+        raise AssertionError("not reached")
+
+
+async def test_refusals_take_no_time_from_who_is_admitted(autojump_clock: trio.testing.MockClock) -> None:
+    """Twenty times the capacity comes at every step; each token comes when it would have come anyway."""
+    async with running(new_loop(max_waiting=1, max_num_seqs=1)) as loop:
+        times: list[float] = []
+        async with loop.submit([greedy([1], 9)]) as generation, loop.submit([greedy([1], 9)]):
+            async for _, output in generation:
+                times.append(trio.current_time())
+                for _ in range(40 if output.finish is None else 0):
+                    with pytest.raises(Overloaded):
+                        await finish(loop, greedy([1], 9))
+    assert [time - times[0] for time in times] == list(range(9))
+
+
 @pytest.mark.parametrize(
     ("requests", "error"),
     [

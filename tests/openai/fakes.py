@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from tlserve.engine.request import FinishReason, GenRequest, PooledOut, RequestId, TokenOut
-from tlserve.errors import ApiError
+from tlserve.errors import ApiError, Overloaded
 from tlserve.http.messages import Header, Request, Response
 from tlserve.http.router import Router
 from tlserve.openai.app import add_routes
@@ -65,6 +65,8 @@ class ScriptedLoop:
         self.requests: list[GenRequest] = []
         self.groups: list[int] = []  # sizes of the submissions
         self.num_inside = 0  # submit blocks not left yet
+        self.is_full = False  # no place can be held
+        self.num_held = 0
         self.num_tokens = 0  # given out
         self.refusals: list[ApiError] = []  # raised by the next submissions, one each
         self.paused = trio.Event()  # a script has come to a Pause
@@ -80,6 +82,16 @@ class ScriptedLoop:
             yield _Generation(self, requests)
         finally:
             self.num_inside -= 1
+
+    @contextmanager
+    def hold_place(self) -> Iterator[None]:
+        if self.is_full:
+            raise Overloaded("no place")
+        self.num_held += 1
+        try:
+            yield
+        finally:
+            self.num_held -= 1
 
     def submit(self, requests: Sequence[GenRequest]) -> AbstractAsyncContextManager[Outputs]:
         return self._submitted(requests)

@@ -232,6 +232,44 @@ async def test_refusals_of_the_engine_are_plain_responses(endpoint: str, stream:
     assert (reply.status, reply.json["error"]["code"]) == (503, "no_capacity")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+async def test_a_full_server_refuses_before_it_looks_into_the_body(path: str) -> None:
+    """What costs time, decoding and templates and tokenizers, is not begun: not even this body is a 400."""
+    api = Api()
+    api.loop.is_full = True
+    reply = await api.call(path, b"{ no json")
+    assert (reply.status, reply.json["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert ("Retry-After", "1") in reply.headers
+    api.loop.is_full = False
+    assert (await api.call(path, b"{ no json")).status == 400
+    assert api.loop.num_held == 0
+
+
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, "embed"])
+async def test_a_place_is_held_from_the_body_to_the_submission(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api()
+    held: list[int] = []
+    tokenizer = api.service.tokenizer
+    encode, submit = type(tokenizer).encode, api.loop.submit
+
+    def watched_encode(*args: Any, **options: Any) -> list[int]:
+        held.append(api.loop.num_held)
+        return encode(*args, **options)
+
+    def watched_submit(requests: Any) -> Any:
+        held.append(api.loop.num_held)
+        return submit(requests)
+
+    monkeypatch.setattr(type(tokenizer), "encode", watched_encode)
+    monkeypatch.setattr(api.loop, "submit", watched_submit)
+    if endpoint == "embed":
+        reply = await api.call("/v1/embeddings", {"model": "succ", "input": "a"})
+    else:
+        reply = await ask(api, endpoint, max_tokens=1)
+    assert reply.status == 200
+    assert held == [1, 0]
+
+
 async def test_a_fault_in_a_stream_is_its_last_event() -> None:
     reply = await Api(fixed(b"bc", InternalFault("something broke"))).chat("a", stream=True)
     *chunks, error = reply.events

@@ -3,7 +3,8 @@
 # Rule 1: the engine belongs to ``run``, which lends it to a thread for a run of steps and has it back afterwards.
 #         Others leave a note (a submission, an abort, a stop); a note ends the run of steps at the next boundary,
 #         and takes effect there. So nothing is locked, and steps follow each other without a visit to the event loop.
-# Rule 2: a submission is accepted or refused at once, counting the notes together with the queue behind them.
+# Rule 2: a submission is accepted or refused at once, counting the notes together with the queue behind them and with
+#         the places that are held for submissions still being prepared.
 # Rule 3: an accepted submission has a channel with room for everything it may produce, so the engine never waits
 #         for a reader; and its channel is always closed: after the last output, or with an error.
 
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -95,20 +96,28 @@ class EngineLoop:
     """Owns an Engine while ``run`` runs. Any task may call the other methods; only ``wait_idle`` waits."""
 
     def __init__(
-        self, engine: Engine, *, queue_deadline: float, step_delay: float = 0.0, in_thread: bool = True
+        self,
+        engine: Engine,
+        *,
+        queue_deadline: float,
+        step_delay: float = 0.0,
+        in_thread: bool = True,
+        on_step: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """``queue_deadline`` is in seconds; ``step_delay`` seconds are slept after each step, for tests.
 
-        With ``in_thread`` False a step blocks the event loop: for tests with a clock that jumps.
+        ``on_step`` is told how long each step took, by the event loop after the step's outputs went out. With ``in_thread`` False a step blocks the event loop: for tests with a clock that jumps.
         """
         self.died = trio.Event()  # set when a step has failed
         self.max_model_len = engine.max_model_len
         self._engine = engine
         self._queue_deadline = queue_deadline
         self._step_delay = step_delay
+        self._on_step = on_step
         self._in_thread = in_thread
         self._is_step_by_step = step_delay > 0 or not in_thread
         self._limiter = trio.CapacityLimiter(1)  # a thread of its own, whoever else waits for one
+        self._num_held = 0  # places of submissions that are being prepared
         self._inbox: deque[_Entry] = deque()  # accepted, not in the engine yet
         self._entries: dict[RequestId, _Entry] = {}  # in the engine
         self._queued: deque[_Entry] = deque()  # in the engine, perhaps not started, the first deadline first
@@ -131,6 +140,20 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """The engine as it was at the last step boundary."""
         return self._stats
+
+    @contextmanager
+    def hold_place(self) -> Iterator[None]:
+        """A place for a request that is still being prepared, so that nobody prepares what would be refused.
+
+        A submission that follows the block with nothing awaited between has the place. Raises what ``submit``
+        raises for a request that does not fit now, or for any.
+        """
+        self._check_room(1)
+        self._num_held += 1
+        try:
+            yield
+        finally:
+            self._num_held -= 1
 
     @asynccontextmanager
     async def submit(self, requests: Sequence[GenRequest]) -> AsyncIterator[Generation]:
@@ -183,16 +206,21 @@ class EngineLoop:
         self._is_stopping = True
         self._leave_note()
 
-    def _accept(self, requests: Sequence[GenRequest]) -> Generation:
+    def _check_room(self, num_requests: int) -> None:
+        """Raise unless so many more requests are taken now."""
         if self.is_dead:
             raise InternalFault("the engine has stopped after a fault")
         if self._is_stopping:
             raise ShuttingDown("the server is shutting down")
         most = self._engine.max_requests
-        if len(requests) > most:
-            raise InvalidRequest(f"at most {most} prompts can be served at once, got {len(requests)}")
-        if len(self._inbox) + len(requests) > self._num_free_places:
-            raise Overloaded(f"{self.num_in_flight} requests are running or waiting, no more are taken now")
+        if num_requests > most:
+            raise InvalidRequest(f"at most {most} prompts can be served at once, got {num_requests}")
+        if len(self._inbox) + self._num_held + num_requests > self._num_free_places:
+            num_taken = self.num_in_flight + self._num_held
+            raise Overloaded(f"{num_taken} requests are running or waiting, no more are taken now")
+
+    def _accept(self, requests: Sequence[GenRequest]) -> Generation:
+        self._check_room(len(requests))
         for request in requests:
             self._engine.check(request)
         generation = Generation(requests, trio.current_time() + self._queue_deadline)
@@ -269,10 +297,11 @@ class EngineLoop:
         while self._engine.has_work():
             began = time.monotonic()
             outputs = self._engine.step()
+            seconds = time.monotonic() - began
             if self._step_delay and self._in_thread:
                 time.sleep(self._step_delay)
             self._note_starts(began)
-            post(self._at_boundary, self._engine.stats(), self._engine.num_free_places, outputs)
+            post(self._after_step, seconds, self._engine.stats(), self._engine.num_free_places, outputs)
             if self._has_notes or self._is_step_by_step or time.monotonic() > end:
                 return
 
@@ -283,6 +312,10 @@ class EngineLoop:
             assert entry.id is not None
             if generation.queue_time is None and not entry.has_ended and self._engine.has_started(entry.id):
                 generation.queue_time = began - generation.accepted_at
+
+    def _after_step(self, seconds: float, stats: EngineStats, num_free_places: int, outputs: Sequence[Output]) -> None:
+        self._at_boundary(stats, num_free_places, outputs)
+        self._on_step(seconds)
 
     def _at_boundary(self, stats: EngineStats, num_free_places: int, outputs: Sequence[Output]) -> None:
         self._stats = stats

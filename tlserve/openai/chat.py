@@ -19,13 +19,14 @@ from tlserve.text.tokenizer import Tokenizer
 async def chat_completions(service: Service, request: Request, reply: Reply) -> None:
     refuse_kv_handle(request)
     priority = read_priority(request)
-    spec = await service.parse(parse_chat, request.body)
-    service.check_model(spec.gen.model)
-    requests = await service.off_loop(
-        lambda: prepare.chat_requests(service, spec, priority=priority),
-        num_bytes=len(request.body),
-        may_inline=False,  # a template is a program: a short input may take long
-    )
+    with service.loop.hold_place():
+        spec = await service.parse(parse_chat, request.body)
+        service.check_model(spec.gen.model)
+        requests = await service.off_loop(
+            lambda: prepare.chat_requests(service, spec, priority=priority),
+            num_bytes=len(request.body),
+            may_inline=False,  # a template is a program: a short input may take long
+        )
     form = ChatForm(
         Head.new("chatcmpl", service),
         service.tokenizer,

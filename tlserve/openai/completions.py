@@ -19,11 +19,12 @@ from tlserve.text.tokenizer import Tokenizer
 async def completions(service: Service, request: Request, reply: Reply) -> None:
     refuse_kv_handle(request)
     priority = read_priority(request)
-    spec = await service.parse(parse_completion, request.body)
-    service.check_model(spec.gen.model)
-    requests = await service.off_loop(
-        lambda: prepare.completion_requests(service, spec, priority=priority), num_bytes=len(request.body)
-    )
+    with service.loop.hold_place():
+        spec = await service.parse(parse_completion, request.body)
+        service.check_model(spec.gen.model)
+        requests = await service.off_loop(
+            lambda: prepare.completion_requests(service, spec, priority=priority), num_bytes=len(request.body)
+        )
     form = CompletionForm(
         Head.new("cmpl", service),
         service.tokenizer,

@@ -27,14 +27,19 @@ RETRY_INTERVAL = 0.05  # seconds until a group that found the queue full tries a
 async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     refuse_kv_handle(request)
     priority = read_priority(request)
-    spec = await service.parse(parse_embeddings, request.body)
-    service.check_model(spec.model)
-    if spec.dimensions not in (None, service.hidden_size):
-        raise UnsupportedParameter(
-            f"dimensions must be {service.hidden_size}, which is what this model has, got {shown(spec.dimensions)}",
-            param="dimensions",
+    with service.loop.hold_place():
+        spec = await service.parse(parse_embeddings, request.body)
+        service.check_model(spec.model)
+        if spec.dimensions not in (None, service.hidden_size):
+            raise UnsupportedParameter(
+                f"dimensions must be {service.hidden_size}, which is what this model has, got {shown(spec.dimensions)}",
+                param="dimensions",
+            )
+        requests = await service.off_loop(
+            lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body)
         )
-    requests = await service.off_loop(lambda: _pooling_requests(service, spec, priority), num_bytes=len(request.body))
+    num_tokens = sum(len(pooling.prompt) for pooling in requests)
+    request.notes.update(prompt_tokens=num_tokens, finish="none")
     data: list[schema.Embedding] = []
     num_cached_tokens = 0
     size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
@@ -43,8 +48,7 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
         for out in await _pool(service, requests[start : start + size], request.notes, may_wait=start > 0):
             data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
             num_cached_tokens += out.num_cached_tokens
-    num_tokens = sum(len(pooling.prompt) for pooling in requests)
-    request.notes.update(prompt_tokens=num_tokens, cached_tokens=num_cached_tokens)
+    request.notes.update(cached_tokens=num_cached_tokens, finish="stop")
     usage = schema.Usage(
         prompt_tokens=num_tokens,
         total_tokens=num_tokens,
@@ -62,7 +66,7 @@ def _pooling_requests(service: Service, spec: EmbeddingSpec, priority: int) -> l
         tokens = prepare.encode(service, given, param, parse_special=False)
         if len(tokens) > service.max_model_len:
             raise ContextLengthExceeded(
-                f"{param} has {len(tokens)} tokens, more than the context of {service.max_model_len} tokens",
+                f"{param} has {len(tokens)} tokens; this model's maximum context length is {service.max_model_len}",
                 param=param,
             )
         requests.append(GenRequest(tuple(tokens), max_tokens=0, priority=priority, is_pooling=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -47,6 +47,9 @@ class Outputs(Protocol):
 
 class Loop(Protocol):
     """All that the API needs of an EngineLoop."""
+
+    def hold_place(self) -> AbstractContextManager[None]:
+        """Hold a place for a request that is being prepared, or raise at once; leave the block to submit."""
 
     def submit(self, requests: Sequence[GenRequest]) -> AbstractAsyncContextManager[Outputs]:
         """Accept all of the requests or raise; leaving the block aborts what has not ended."""
