@@ -80,9 +80,9 @@ MUTANTS = (
     Mutant(
         "s07",
         "a temperature below 0 is accepted",
-        "tlserve/openai/schema.py",
-        "temperature: Annotated[float, Meta(ge=0, le=2,",
-        "temperature: Annotated[float, Meta(ge=-9, le=2,",
+        "tlserve/openai/requests.py",
+        "Annotated[float, Meta(ge=0, le=2,",
+        "Annotated[float, Meta(ge=-9, le=2,",
         "test_errors_use_the_openai_shape",
     ),
     Mutant(

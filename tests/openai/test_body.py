@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlserve.errors import InvalidRequest
-from tlserve.openai import body, schema
+from tlserve.openai import body, requests
 
 NOT_JSON = {
     "empty": b"",
@@ -66,7 +66,7 @@ def test_text_rules_hold_in_every_field(key: str) -> None:
 @pytest.mark.parametrize("raw", [b"", b" \r\n\t"])
 def test_an_empty_body_is_said_to_be_empty(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^the body is empty"):
-        body.read(raw, schema.ChatRequest)
+        body.read(raw, requests.ChatRequest)
 
 
 def nested(levels: int, *, opening: str = "[", closing: str = "]") -> bytes:
@@ -84,7 +84,7 @@ def test_nesting_past_64_levels_is_refused(opening: str, closing: str) -> None:
 
 def test_the_last_of_equal_keys_wins_whatever_the_first_one_held() -> None:
     raw = b'{"model":5,"text":"a","model":"m","text":"b"}'
-    assert body.read(raw, schema.TokenizeRequest) == schema.TokenizeRequest(model="m", text="b")
+    assert body.read(raw, requests.TokenizeRequest) == requests.TokenizeRequest(model="m", text="b")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_true_and_false_are_no_numbers() -> None:
     assert body.decode_object(b'{"a":[true,false]}') == {"a": [True, False]}
     for field in ("max_tokens", "temperature", "seed", "n", "top_k"):
         with pytest.raises(InvalidRequest, match=f"{field} must be .*, got true"):
-            body.read(b'{"model":"m","prompt":"p","%s":true}' % field.encode(), schema.CompletionRequest)
+            body.read(b'{"model":"m","prompt":"p","%s":true}' % field.encode(), requests.CompletionRequest)
 
 
 JSON_VALUES = st.recursive(
@@ -128,12 +128,12 @@ def test_any_bytes_decode_or_raise_invalid_request(raw: bytes) -> None:
     assert decoded == json.loads(raw)
 
 
-@given(st.fixed_dictionaries({}, optional=dict.fromkeys(schema.ChatRequest.__struct_fields__, JSON_VALUES)))
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(requests.ChatRequest.__struct_fields__, JSON_VALUES)))
 def test_any_object_is_a_request_or_raises_invalid_request_with_a_param(value: dict[str, object]) -> None:
     """Finding the rule for the message never fails, wherever the fault stands."""
     error = None
     try:
-        body.read(json.dumps(value).encode(), schema.ChatRequest)
+        body.read(json.dumps(value).encode(), requests.ChatRequest)
     except InvalidRequest as caught:
         error = caught
     assert error is None or (error.param is not None and error.message.startswith(error.param))
@@ -160,7 +160,7 @@ def test_values_are_shown_short_and_as_json(value: object, text: str) -> None:
 def test_messages_name_field_rule_and_value() -> None:
     raw = b'{"model":"m","messages":[{"role":"user","content":"a"},{"role":"robot","content":"b"}]}'
     with pytest.raises(InvalidRequest) as caught:
-        body.read(raw, schema.ChatRequest)
+        body.read(raw, requests.ChatRequest)
     assert caught.value.param == "messages[1].role"
     assert caught.value.message == (
         'messages[1].role must be one of system, developer, user, assistant, tool, got "robot"'
@@ -185,6 +185,6 @@ def test_messages_name_field_rule_and_value() -> None:
 )
 def test_a_body_that_cannot_be_decoded_names_the_field_that_is_to_blame(raw: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        body.read(raw, schema.CompletionRequest)
+        body.read(raw, requests.CompletionRequest)
     assert caught.value.param == param
     assert param is None or caught.value.message.startswith(f"{param}: the body must ")

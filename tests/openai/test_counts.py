@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.openai.fakes import Api
 from tlserve.errors import InvalidRequest
-from tlserve.openai import body, counts, schema
+from tlserve.openai import body, counts, requests
 
 
 def completion(**fields: object) -> bytes:
@@ -34,7 +34,7 @@ TOO_MUCH = {
 @pytest.mark.parametrize(("raw", "rule"), TOO_MUCH.values(), ids=TOO_MUCH)
 def test_a_body_of_too_many_parts_is_refused_by_their_number(raw: bytes, rule: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        body.read(raw, schema.CompletionRequest)
+        body.read(raw, requests.CompletionRequest)
     assert caught.value.message == f"the body must not hold more than {rule}"
     assert caught.value.param is None
 

@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.openai.fakes import HIDDEN_SIZE, MAX_MODEL_LEN, Api, RecordedReply
-from tlserve.openai import schema
+from tlserve.openai import requests
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
@@ -323,11 +323,11 @@ def test_a_body_with_some_bytes_changed(path: str, place: int, length: int, inse
 
 def test_the_table_knows_every_field() -> None:
     structs = {
-        CHAT: schema.ChatRequest,
-        COMPLETIONS: schema.CompletionRequest,
-        EMBEDDINGS: schema.EmbeddingRequest,
-        TOKENIZE: schema.TokenizeRequest,
-        DETOKENIZE: schema.DetokenizeRequest,
+        CHAT: requests.ChatRequest,
+        COMPLETIONS: requests.CompletionRequest,
+        EMBEDDINGS: requests.EmbeddingRequest,
+        TOKENIZE: requests.TokenizeRequest,
+        DETOKENIZE: requests.DetokenizeRequest,
     }
     for path, struct in structs.items():
         known = {re.split(r"[.\[]", name)[0] for name in FIELDS[path]} | {"stream"}

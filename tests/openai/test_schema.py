@@ -12,17 +12,17 @@ import pytest
 from openai.types import chat
 
 from tests.openai.fakes import Api
-from tlserve.openai import schema
+from tlserve.openai import requests
 
 API_PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 REQUESTS = (
-    schema.ChatRequest,
-    schema.CompletionRequest,
-    schema.EmbeddingRequest,
-    schema.TokenizeRequest,
-    schema.DetokenizeRequest,
-    schema.Message,
-    schema.StreamOptions,
+    requests.ChatRequest,
+    requests.CompletionRequest,
+    requests.EmbeddingRequest,
+    requests.TokenizeRequest,
+    requests.DetokenizeRequest,
+    requests.Message,
+    requests.StreamOptions,
 )
 
 

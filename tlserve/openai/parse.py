@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tlserve.engine.request import SamplingParams
 from tlserve.errors import InvalidRequest, UnsupportedParameter
-from tlserve.openai import body, schema
+from tlserve.openai import body, requests
 
 TokensOrText = str | list[int]
 
@@ -25,7 +25,7 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
 MIN_TOP_P = 1e-6
 DEFAULT_COMPLETION_TOKENS = 16
 
-_CANONICAL_ID = re.compile(r"(0|[1-9][0-9]{0,17})\Z", re.ASCII)
+_CANONICAL_ID = re.compile(rf"{requests.TOKEN_ID_KEY}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class DetokenizeSpec:
 
 def parse_chat(raw: bytes) -> ChatSpec:
     """A body of /v1/chat/completions. Raises InvalidRequest, UnsupportedParameter."""
-    request = body.read(raw, schema.ChatRequest)
+    request = body.read(raw, requests.ChatRequest)
     messages = _messages(request.messages)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -102,8 +102,8 @@ def parse_chat(raw: bytes) -> ChatSpec:
 
 def parse_completion(raw: bytes) -> CompletionSpec:
     """A body of /v1/completions. Raises InvalidRequest, UnsupportedParameter."""
-    request = body.read(raw, schema.CompletionRequest)
-    prompts, is_list = _prompts(request.prompt, "prompt", schema.MAX_PROMPTS)
+    request = body.read(raw, requests.CompletionRequest)
+    prompts, is_list = _prompts(request.prompt, "prompt", requests.MAX_PROMPTS)
     if request.echo:
         raise UnsupportedParameter("echo is not supported", param="echo")
     if request.best_of is not None and request.best_of > 1:
@@ -123,14 +123,14 @@ def parse_completion(raw: bytes) -> CompletionSpec:
 
 def parse_embeddings(raw: bytes) -> EmbeddingSpec:
     """A body of /v1/embeddings. Raises InvalidRequest."""
-    request = body.read(raw, schema.EmbeddingRequest)
-    inputs, is_list = _prompts(request.input, "input", schema.MAX_EMBEDDING_INPUTS)
+    request = body.read(raw, requests.EmbeddingRequest)
+    inputs, is_list = _prompts(request.input, "input", requests.MAX_EMBEDDING_INPUTS)
     return EmbeddingSpec(request.model, inputs, is_list, request.encoding_format or "float", request.dimensions)
 
 
 def parse_tokenize(raw: bytes) -> TokenizeSpec:
     """A body of /v1/tokenize. Raises InvalidRequest, UnsupportedParameter."""
-    request = body.read(raw, schema.TokenizeRequest)
+    request = body.read(raw, requests.TokenizeRequest)
     if (request.text is None) == (request.messages is None):
         raise InvalidRequest("give either text or messages", param="text")
     messages = None if request.messages is None else _messages(request.messages)
@@ -139,12 +139,12 @@ def parse_tokenize(raw: bytes) -> TokenizeSpec:
 
 def parse_detokenize(raw: bytes) -> DetokenizeSpec:
     """A body of /v1/detokenize. Raises InvalidRequest."""
-    request = body.read(raw, schema.DetokenizeRequest)
+    request = body.read(raw, requests.DetokenizeRequest)
     return DetokenizeSpec(request.model, request.tokens)
 
 
 def _generation(
-    request: schema.GenerationRequest, *, max_tokens: int | None, max_tokens_param: str, num_logprobs: int | None
+    request: requests.GenerationRequest, *, max_tokens: int | None, max_tokens_param: str, num_logprobs: int | None
 ) -> GenSpec:
     _refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
@@ -172,7 +172,7 @@ def _generation(
     )
 
 
-def _sampling(request: schema.GenerationRequest, num_logprobs: int | None) -> SamplingParams:
+def _sampling(request: requests.GenerationRequest, num_logprobs: int | None) -> SamplingParams:
     temperature = 1.0 if request.temperature is None else request.temperature
     repetition = 1.0 if request.repetition_penalty is None else request.repetition_penalty
     return SamplingParams(
@@ -202,7 +202,7 @@ def _logit_bias(given: Mapping[str, object]) -> tuple[tuple[int, float], ...]:
     return tuple(bias)
 
 
-def _refuse_unsupported(request: schema.GenerationRequest) -> None:
+def _refuse_unsupported(request: requests.GenerationRequest) -> None:
     if request.n is not None and request.n > 1:
         raise UnsupportedParameter(f"n above 1 is not supported, got {body.shown(request.n)}", param="n")
     if request.tools:
@@ -237,11 +237,11 @@ def _check_response_format(response_format: dict[str, object] | None) -> None:
         )
 
 
-def _messages(messages: list[schema.Message]) -> list[dict[str, object]]:
+def _messages(messages: list[requests.Message]) -> list[dict[str, object]]:
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: schema.Message, param: str) -> dict[str, object]:
+def _message(message: requests.Message, param: str) -> dict[str, object]:
     """The message as the chat encoder takes it: absent fields have no key; content is there, null beside tool calls."""
     if isinstance(message.content, list):
         raise UnsupportedParameter(

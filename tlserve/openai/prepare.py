@@ -11,7 +11,7 @@ from tlserve.engine.request import GenRequest, SamplingParams
 from tlserve.errors import ContextLengthExceeded, InvalidRequest
 from tlserve.openai.body import shown
 from tlserve.openai.parse import ChatSpec, CompletionSpec, GenSpec, TokensOrText
-from tlserve.openai.schema import INT64_MAX, INT64_MIN
+from tlserve.openai.requests import INT64_MAX, INT64_MIN
 from tlserve.openai.service import Service
 from tlserve.text.template import TemplateRenderError
 

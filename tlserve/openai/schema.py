@@ -1,305 +1,249 @@
-"""The wire: every request field we read and every document we answer with.
-
-Rule 1: a field is here or it does not exist. What a request brings beyond these is ignored.
-Rule 2: a bound that needs no model to check stands in the type; its ``description`` is the rule as a client
-        reads it: "temperature must be <description>, got 3".
-Rule 3: ``None`` in a request is an absent field; ``UNSET`` in a response is one that is left out.
-"""
+"""Every document we answer with. A field that is ``UNSET`` is left out; all others are always there."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-MAX_PROMPTS = 64
-MAX_EMBEDDING_INPUTS = 2048
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+from tlserve.openai.meaning import means
 
-# --- requests -----------------------------------------------------------------------------------------------
-
-String = Annotated[str, Meta(description="a string")]
-Flag = Annotated[bool, Meta(description="true or false")]
-Positive = Annotated[int, Meta(ge=1, description="an integer of 1 or more")]
-NonNegative = Annotated[int, Meta(ge=0, description="an integer of 0 or more")]
-Penalty = Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")]
-StopString = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
-Stop = Annotated[
-    StopString | Annotated[list[StopString], Meta(max_length=4)],
-    Meta(description="a string or a list of up to 4 strings, none of them empty"),
+Created = Annotated[int, means("Unix time in seconds.")]
+ModelId = Annotated[str, means("The served model.")]
+Fingerprint = Annotated[
+    str, means("Of the weights and the numeric settings: while it stays, seeds give the same answers.")
 ]
-TokenId = Annotated[int, Meta(ge=0, description="a token id")]
-Prompt = Annotated[
-    str | list[int | str | list[TokenId]],
-    Meta(description="a string, a list of token ids, or a list of those"),
+Index = Annotated[int, means("The place of the prompt or input that this is for.")]
+FinishReason = Annotated[
+    str,
+    means(
+        "`stop`: a token or string that ends the answer. `length`: the maximum was reached.",
+        served={"enum": ["stop", "length"]},
+    ),
 ]
-
-
-class StreamOptions(Struct):
-    include_usage: Flag | None = None
-
-
-class FunctionCall(Struct):
-    name: String
-    arguments: String
-
-
-class ToolCall(Struct):
-    id: String
-    function: FunctionCall
-    type: Annotated[Literal["function"], Meta(description='"function"')] = "function"
-
-
-ToolCalls = Annotated[
-    list[Annotated[ToolCall, Meta(description="an object")]],
-    Meta(description="a list of tool calls"),
-]
-Role = Annotated[
-    Literal["system", "developer", "user", "assistant", "tool"],
-    Meta(description="one of system, developer, user, assistant, tool"),
-]
-
-
-class Message(Struct):
-    role: Role
-    content: Annotated[str | list[object], Meta(description="a string")] | None = None
-    name: String | None = None
-    tool_call_id: String | None = None
-    tool_calls: (
-        Annotated[list[Annotated[ToolCall, Meta(description="an object")]], Meta(description="a list of tool calls")]
-        | None
-    ) = None
-
-
-Messages = Annotated[
-    list[Annotated[Message, Meta(description="an object")]],
-    Meta(min_length=1, description="a list of 1 or more messages"),
-]
-
-
-class GenerationRequest(Struct, kw_only=True):
-    """What /v1/chat/completions and /v1/completions share."""
-
-    model: String
-    max_tokens: Positive | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1, description="a number above 0 and up to 1")] | None = None
-    top_k: Annotated[int, Meta(ge=-1, description="an integer of 1 or more, or -1 or 0 for off")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, description="a number above 0")] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    # Values are read by hand: msgspec does not say which key of a mapping broke a rule.
-    logit_bias: Annotated[dict[str, object], Meta(description="an object of token id: bias")] | None = None
-    seed: Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX, description="a 64-bit signed integer")] | None = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(description="a list of token ids")] | None = None
-    ignore_eos: Flag | None = None
-    min_tokens: NonNegative | None = None
-    n: Positive | None = None
-    stream: Flag | None = None
-    stream_options: Annotated[StreamOptions, Meta(description="an object")] | None = None
-    tools: Annotated[list[object], Meta(description="a list")] | None = None
-    tool_choice: Annotated[str | dict[str, object], Meta(description="a string or an object")] | None = None
-    response_format: Annotated[dict[str, object], Meta(description="an object")] | None = None
-
-
-class ChatRequest(GenerationRequest, kw_only=True):
-    messages: Messages
-    max_completion_tokens: Positive | None = None
-    logprobs: Flag | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20, description="an integer from 0 to 20")] | None = None
-
-
-class CompletionRequest(GenerationRequest, kw_only=True):
-    prompt: Prompt
-    logprobs: Annotated[int, Meta(ge=0, le=5, description="an integer from 0 to 5")] | None = None
-    echo: Flag | None = None
-    best_of: Positive | None = None
-    suffix: String | None = None
-
-
-class EmbeddingRequest(Struct, kw_only=True):
-    model: String
-    input: Prompt
-    encoding_format: Annotated[Literal["float", "base64"], Meta(description='"float" or "base64"')] | None = None
-    dimensions: Positive | None = None
-
-
-class TokenizeRequest(Struct, kw_only=True):
-    model: String
-    text: String | None = None
-    messages: Messages | None = None
-    add_special_tokens: Flag | None = None
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    model: String
-    tokens: Annotated[list[TokenId], Meta(description="a list of token ids")]
-
-
-# --- responses ----------------------------------------------------------------------------------------------
+ServiceTier = Annotated[Literal["default"], means("Always the same.")]
+Refusal = Annotated[None, means("Never used.")]
 
 
 class ErrorDetail(Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    """What went wrong."""
+
+    message: Annotated[str, means("The value and the rule it breaks, for a person.")]
+    type: Annotated[str, means("The kind of fault.")]
+    param: Annotated[str | None, means("The field or header to blame, as `messages[0].role`.")]
+    code: Annotated[str | None, means("The fault, for a program.")]
 
 
 class ErrorDocument(Struct):
+    """Every error, alone or as the last event of a stream."""
+
     error: ErrorDetail
 
 
 class PromptTokensDetails(Struct):
-    cached_tokens: int
-    audio_tokens: int = 0
+    """Of the tokens of a prompt."""
+
+    cached_tokens: Annotated[int, means("Found in the prefix cache.")]
+    audio_tokens: Annotated[int, means("Always 0.")] = 0
 
 
 class CompletionTokensDetails(Struct):
     """Kinds of token this server never makes; clients of the reference read the fields all the same."""
 
-    reasoning_tokens: int = 0
-    audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    reasoning_tokens: Annotated[int, means("Always 0.")] = 0
+    audio_tokens: Annotated[int, means("Always 0.")] = 0
+    accepted_prediction_tokens: Annotated[int, means("Always 0.")] = 0
+    rejected_prediction_tokens: Annotated[int, means("Always 0.")] = 0
 
 
 class Usage(Struct, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int | UnsetType = UNSET  # not on embeddings
-    total_tokens: int
+    """Tokens, of all choices or inputs together."""
+
+    prompt_tokens: Annotated[int, means("Of the prompts.")]
+    completion_tokens: Annotated[
+        int | UnsetType, means("Drawn by the model, the one that ended the answer included; not on embeddings.")
+    ] = UNSET
+    total_tokens: Annotated[int, means("The sum.")]
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+TokenText = Annotated[str, means("A spelling to read; what is no character appears as U+FFFD.")]
+Logprob = Annotated[float, means("Of the model's own distribution; -9999 for what cannot come.")]
+TokenBytes = Annotated[list[int], means("What the token adds to the text, before what is no character is replaced.")]
+
+
 class TopLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
+    """One of the most likely tokens of a place."""
+
+    token: TokenText
+    logprob: Logprob
+    bytes: TokenBytes
 
 
 class TokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]  # what the token adds to the text, before what is no character is replaced
-    top_logprobs: list[TopLogprob]
+    """A generated token, and what else was likely in its place."""
+
+    token: TokenText
+    logprob: Logprob
+    bytes: TokenBytes
+    top_logprobs: Annotated[list[TopLogprob], means("Most likely first.")]
 
 
 class ChatLogprobs(Struct):
-    content: list[TokenLogprob]
-    refusal: None = None
+    """Log-probabilities of a chat answer or chunk."""
+
+    content: Annotated[list[TokenLogprob], means("One entry for each generated token.")]
+    refusal: Refusal = None
 
 
 class AssistantMessage(Struct, kw_only=True):
+    """The answer."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-    annotations: tuple[()] = ()
+    content: Annotated[str, means("Its text.")]
+    refusal: Refusal = None
+    annotations: Annotated[tuple[()], means("Always empty.")] = ()
 
 
 class ChatChoice(Struct):
-    index: int
+    """One answer."""
+
+    index: Index
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: str
+    finish_reason: FinishReason
 
 
 class ChatCompletion(Struct, kw_only=True):
-    id: str
+    """A whole answer of chat."""
+
+    id: Annotated[str, means("Begins with `chatcmpl-`.")]
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
+    created: Created
+    model: ModelId
     choices: list[ChatChoice]
     usage: Usage
-    service_tier: Literal["default"] = "default"
-    system_fingerprint: str
+    service_tier: ServiceTier = "default"
+    system_fingerprint: Fingerprint
 
 
 class Delta(Struct, kw_only=True):
-    role: Literal["assistant"] | UnsetType = UNSET  # in the first chunk only
-    content: str
+    """What a chunk adds to the answer."""
+
+    role: Annotated[Literal["assistant"] | UnsetType, means("In the first chunk only.")] = UNSET
+    content: Annotated[str, means("Joined over all chunks it is the whole text.")]
 
 
 class ChatChunkChoice(Struct):
-    index: int
+    """One answer's part of a chunk."""
+
+    index: Index
     delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
+    logprobs: Annotated[ChatLogprobs | None, means("Of all tokens since the last chunk.")] = None
+    finish_reason: Annotated[FinishReason | None, means("A word on the last content chunk, null before.")] = None
 
 
 class ChatChunk(Struct, kw_only=True):
-    id: str
+    """An event of a stream of chat."""
+
+    id: Annotated[str, means("Begins with `chatcmpl-`; one for all chunks of a stream.")]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    service_tier: Literal["default"] = "default"
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    created: Created
+    model: ModelId
+    service_tier: ServiceTier = "default"
+    system_fingerprint: Fingerprint
+    choices: Annotated[list[ChatChunkChoice], means("None in the chunk with the usage, else one.")]
+    usage: Annotated[Usage | UnsetType | None, means("Only when asked for: null in all chunks but the last.")] = UNSET
 
 
 class CompletionLogprobs(Struct):
-    """Parallel lists, one entry a token. ``text_offset`` counts code points from the start of ``text``."""
+    """Parallel lists, one entry a token."""
 
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: Annotated[list[str], means("Spellings to read.")]
+    token_logprobs: Annotated[list[float], means("Of the model's own distribution; -9999 for what cannot come.")]
+    top_logprobs: Annotated[list[dict[str, float]], means("The most likely tokens and the drawn one.")]
+    text_offset: Annotated[list[int], means("In code points from the start of the choice's text.")]
 
 
 class CompletionChoice(Struct):
     """Of a whole answer, where ``finish_reason`` is a word, and of a chunk, where it may be null."""
 
-    index: int
-    text: str
+    index: Index
+    text: Annotated[str, means("The text, or what a chunk adds to it.")]
     logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: Annotated[FinishReason | None, means("A word at the end, null in the chunks before.")] = None
 
 
 class Completion(Struct, kw_only=True):
     """``text_completion``: a whole answer, or one chunk of a stream (the reference has one shape for both)."""
 
-    id: str
+    id: Annotated[str, means("Begins with `cmpl-`; one for all chunks of a stream.")]
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    created: Created
+    model: ModelId
+    system_fingerprint: Fingerprint
+    choices: Annotated[list[CompletionChoice], means("None in the chunk with the usage.")]
+    usage: Annotated[
+        Usage | UnsetType | None,
+        means("Always on a whole answer. In a stream only when asked for: null in all chunks but the last."),
+    ] = UNSET
 
 
 class Embedding(Struct, kw_only=True):
+    """The vector of one input."""
+
     object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: Raw  # a list of floats or one base64 string, encoded as soon as it is known
+    index: Index
+    # encoded as soon as it is known
+    embedding: Annotated[
+        Raw,
+        means(
+            "Of unit length: numbers, or little-endian float32 in base64.",
+            served={
+                "anyOf": [
+                    {"type": "array", "items": {"type": "number"}},
+                    {"type": "string", "contentEncoding": "base64"},
+                ]
+            },
+        ),
+    ]
 
 
 class EmbeddingList(Struct, kw_only=True):
+    """The vectors, in the order of the inputs."""
+
     object: Literal["list"] = "list"
     data: list[Embedding]
-    model: str
+    model: ModelId
     usage: Usage
 
 
 class TokenizeResponse(Struct):
-    tokens: list[int]
-    count: int
-    max_model_len: int
+    """The tokens of a text."""
+
+    tokens: Annotated[list[int], means("Token ids.")]
+    count: Annotated[int, means("How many.")]
+    max_model_len: Annotated[int, means("Tokens of the context: prompt and answer together.")]
 
 
 class DetokenizeResponse(Struct):
-    text: str
+    """The text of tokens."""
+
+    text: Annotated[str, means("What is no UTF-8 appears as U+FFFD.")]
 
 
 class ModelCard(Struct, kw_only=True):
-    id: str
+    """A served model."""
+
+    id: Annotated[str, means("What requests name as `model`.")]
     object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "trio-tlserve"
+    created: Created
+    owned_by: Annotated[str, means("Always the same.")] = "trio-tlserve"
 
 
 class ModelList(Struct, kw_only=True):
+    """The served models: one."""
+
     object: Literal["list"] = "list"
     data: list[ModelCard]
