@@ -30,6 +30,7 @@ from tlserve.http.peer import Peer, PeerLeft
 from tlserve.http.reply import HttpReply, encode
 from tlserve.http.request_id import fresh_request_id, request_id_of
 from tlserve.http.target import check_host, parse_target
+from tlserve.http.trace import BeginTrace, Trace
 
 logger: Final = logging.getLogger("tlserve.http")
 
@@ -45,6 +46,7 @@ class Service:
     check: Check
     headers_for: HeadersFor
     on_finish: Callable[[RequestRecord], None]
+    begin_trace: BeginTrace | None = None  # None: no request is followed
 
 
 class State(enum.Enum):
@@ -63,6 +65,7 @@ class _Exchange:
     began: float  # trio.current_time() at the first byte
     method: str = ""
     notes: dict[str, Note] = field(default_factory=dict)
+    trace: Trace | None = None
     is_abandoned: bool = False  # the handler was cancelled because the peer had left
 
 
@@ -175,6 +178,10 @@ class Connection:
     async def _read_request(self, exchange: _Exchange) -> Request:
         request, length = self._parse_head(await self._read_head(), exchange)
         exchange.reply.common_headers = self._service.headers_for(request)
+        if self._service.begin_trace is not None:
+            exchange.trace = self._service.begin_trace(request, exchange.began)
+        if exchange.trace is not None:
+            exchange.reply.common_headers += exchange.trace.headers
         if self._refusal is not None:
             raise self._refusal
         self._framing.begin_body(length)
@@ -191,7 +198,7 @@ class Connection:
         body = await self._read_body(is_kept=refusal is None)
         if refusal is not None:
             raise refusal
-        return replace(request, body=body)
+        return replace(request, body=body, trace=exchange.trace)
 
     async def _read_head(self) -> bytes:
         with self._reading(self._limits.header_timeout):
@@ -294,18 +301,19 @@ class Connection:
         outcome = Outcome.FAILED if reply.has_failed else Outcome.COMPLETE
         if self._peer.departure is not None and (reply.is_lost or exchange.is_abandoned):
             outcome = self._peer.departure
-        self._service.on_finish(
-            RequestRecord(
-                server=self._service.name,
-                request_id=reply.request_id,
-                method=exchange.method,
-                route=str(exchange.notes.get("route", "")),
-                status=reply.status,
-                duration=trio.current_time() - exchange.began,
-                outcome=outcome,
-                notes={name: note for name, note in exchange.notes.items() if name != "route" and note is not None},
-            )
+        record = RequestRecord(
+            server=self._service.name,
+            request_id=reply.request_id,
+            method=exchange.method,
+            route=str(exchange.notes.get("route", "")),
+            status=reply.status,
+            duration=trio.current_time() - exchange.began,
+            outcome=outcome,
+            notes={name: note for name, note in exchange.notes.items() if name != "route" and note is not None},
         )
+        if exchange.trace is not None:
+            exchange.trace.end(record)
+        self._service.on_finish(record)
 
     def _start_next_cycle(self) -> bool:
         is_reusable = self._protocol.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tlserve.errors import ApiError
+
+if TYPE_CHECKING:
+    from tlserve.http.trace import Trace
 
 Header = tuple[str, str]
 Note = str | int | float | None
@@ -25,6 +28,7 @@ class Request:
     path_params: dict[str, str] = field(default_factory=dict)  # filled in by the router
     raw_path: str = ""  # the path as received, where it held escapes; "" otherwise
     notes: dict[str, Note] = field(default_factory=dict)  # what the request's line in the log will add
+    trace: Trace | None = None  # None where none is made
 
     def header(self, name: str) -> str | None:
         """The first header of that (lower-case) name."""

@@ -16,6 +16,7 @@ from tlserve.http.access import RequestRecord
 from tlserve.http.connection import Connection, Service
 from tlserve.http.limits import ACCEPT_PAUSE, COMPLAINT_INTERVAL, MAX_REFUSALS, Limits
 from tlserve.http.messages import Check, ErrorRenderer, Handler, Header, HeadersFor, Request
+from tlserve.http.trace import BeginTrace
 
 logger: Final = logging.getLogger("tlserve.http")
 
@@ -30,7 +31,8 @@ class HttpServer:
 
     ``handler`` is called for each request; ``check`` sees a request before its body is read and may raise
     the ApiError that refuses it; ``headers_for`` gives the headers that all answers to a request carry, unless
-    it was too malformed to be one; ``on_finish`` is called, synchronously, with the record of each request.
+    it was too malformed to be one; ``on_finish`` is called, synchronously, with the record of each request;
+    ``begin_trace`` begins the trace of a request when its headers are there.
     ``name`` tells servers of one process apart in logs and records.
     """
 
@@ -44,9 +46,17 @@ class HttpServer:
         check: Check | None = None,
         headers_for: HeadersFor | None = None,
         on_finish: Callable[[RequestRecord], None] | None = None,
+        begin_trace: BeginTrace | None = None,
     ) -> None:
         self._service = Service(
-            name, handler, errors, limits, check or _admit_all, headers_for or _no_headers, on_finish or _forget
+            name,
+            handler,
+            errors,
+            limits,
+            check or _admit_all,
+            headers_for or _no_headers,
+            on_finish or _forget,
+            begin_trace,
         )
         self._connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
