@@ -1,4 +1,5 @@
-"""What is written from the code: the table of keys in README.md and docs/runtime.schema.json. ``make generate``."""
+"""What is written from elsewhere: the table of keys in README.md and docs/runtime.schema.json from the code, the table
+of docs/metrics.md from docs/metrics.yaml. ``make generate``."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tlserve.config import json_schema
 
 ROOT = Path(__file__).parents[1]
 SCHEMA_FILE = ROOT / "docs" / "runtime.schema.json"
 README = ROOT / "README.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+METRICS_FILE = ROOT / "docs" / "metrics.yaml"
 _BEGIN, _END = "<!-- keys: make generate -->\n", "<!-- end of keys -->\n"
+_METRICS_BEGIN, _METRICS_END = "<!-- metrics: make generate -->\n", "<!-- end of metrics -->\n"
 
 
 def schema_text() -> str:
@@ -31,6 +37,26 @@ def keys_table() -> str:
         default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
         lines.append(f"| `{name}` | {_values(schema)} | {default} | {schema['description']} |")
     return "\n".join(lines) + "\n"
+
+
+def metrics_text(current: str) -> str:
+    """docs/metrics.md with its table made new."""
+    head, rest = current.split(_METRICS_BEGIN)
+    return head + _METRICS_BEGIN + metrics_table() + _METRICS_END + rest.split(_METRICS_END)[1]
+
+
+def metrics_table() -> str:
+    lines = ["| metric | type, unit | |", "|---|---|---|"]
+    for metric in yaml.safe_load(METRICS_FILE.read_text()):
+        text = " ".join([metric["meaning"], *_label_lines(metric.get("labels", {}))])
+        lines.append(f"| `{metric['name']}` | {metric['type']}, {metric['unit']} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _label_lines(labels: dict[str, list[str] | str]) -> Iterator[str]:
+    for name, values in labels.items():
+        listed = values if isinstance(values, str) else ", ".join(f"`{value}`" for value in values)
+        yield f"<br>`{name}`: {listed}"
 
 
 def _rows(properties: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -57,6 +83,7 @@ def _values(schema: dict[str, Any]) -> str:
 def main() -> None:
     SCHEMA_FILE.write_text(schema_text())
     README.write_text(readme_text(README.read_text()))
+    METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 
 from tlserve.http.messages import Reply, Request, Response
 from tlserve.http.router import Router
-from tlserve.metrics import CONTENT_TYPE, Metrics
+from tlserve.metrics.page import Metrics
 
 
 class Phase(enum.Enum):
@@ -24,7 +24,7 @@ class Health:
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
-        self.metrics: Metrics | None = None  # known once the engine is
+        self.metrics = Metrics()
 
     def add_api_routes(self, router: Router) -> None:
         """What the API port shows, under the two names that clients ask for."""
@@ -49,8 +49,9 @@ class Health:
         await reply.send(_status(200 if self.phase is Phase.READY else 503, self.phase.value))
 
     async def metrics_page(self, request: Request, reply: Reply) -> None:
-        page = self.metrics.page() if self.metrics is not None else b""
-        await reply.send(Response(200, page, (("Content-Type", CONTENT_TYPE),)))
+        """What Prometheus scrapes, in the format that its Accept header asks for."""
+        page, content_type = self.metrics.page(request.header("accept") or "")
+        await reply.send(Response(200, page, (("Content-Type", content_type),)))
 
 
 def _status(status: int, word: str) -> Response:

@@ -38,11 +38,6 @@ class Loaded:
     fingerprint: str
     overview: Overview
 
-    @property
-    def architecture(self) -> str:
-        """Of the model, as its files name it."""
-        return self.overview.architecture
-
     def service(self, loop: EngineLoop) -> Service:
         """The model as the API's routes see it."""
         runner, tokenizer = self.runners[0], self.chat_encoder.tokenizer

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 import trio
 
@@ -26,7 +27,7 @@ from tlserve.http.serve import HttpServer
 from tlserve.http.tls import server_context
 from tlserve.loading import Loaded, Progress, load, silent
 from tlserve.log import LOGGER
-from tlserve.metrics import Metrics
+from tlserve.metrics.page import Metrics
 from tlserve.openai.api_keys import ApiKeys
 from tlserve.openai.app import add_routes
 from tlserve.openai.errors import ERRORS
@@ -121,7 +122,7 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
         name="api",
         check=api.check,
         headers_for=api.cors.headers,
-        on_finish=_log_request,
+        on_finish=partial(_report, health.metrics),
     )
     with ExitStack() as resources:
         async with trio.open_nursery() as nursery:
@@ -132,10 +133,15 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
             loaded = await _load(server, progress)
             resources.callback(loaded.close)
             loop = EngineLoop(
-                loaded.engine, queue_deadline=config.queue_deadline_ms / 1000, step_delay=config.step_delay
+                loaded.engine,
+                queue_deadline=config.queue_deadline_ms / 1000,
+                step_delay=config.step_delay,
+                on_step=health.metrics.observe_step,
             )
             nursery.start_soon(_run_engine, loop, health)
-            health.metrics = Metrics(lambda: asdict(loop.stats()))
+            health.metrics.add_engine(
+                lambda: asdict(loop.stats()), instruction_set=loaded.overview.isa, model=_model_facts(loaded)
+            )
             add_routes(api.router, loaded.service(loop))
             health.phase = Phase.READY
             task_status.started(server)
@@ -263,6 +269,27 @@ def _reload(keys: ApiKeys) -> None:
         LOGGER.error("the API keys stay as they were", extra={"error": str(error)})
     else:
         LOGGER.info("the API keys have been read again", extra={"keys": len(keys)})
+
+
+def _report(metrics: Metrics, record: RequestRecord) -> None:
+    _log_request(record)
+    metrics.observe_request(record)
+
+
+def _model_facts(loaded: Loaded) -> dict[str, str]:
+    """What the metrics page says of the model: nothing that changes while it runs."""
+    model, engine = loaded.overview, loaded.config.engine
+    return {
+        "model_id": model.model_id,
+        "architecture": model.architecture,
+        "formats": ",".join(model.formats),
+        "weights": engine.weights,
+        "kv_dtype": engine.kv_dtype,
+        "max_model_len": str(model.max_model_len),
+        "block_size": str(model.block_size),
+        "num_blocks": str(model.num_blocks),
+        "fingerprint": loaded.fingerprint,
+    }
 
 
 def _log_request(record: RequestRecord) -> None:

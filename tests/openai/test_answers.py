@@ -400,8 +400,11 @@ async def test_the_log_gets_tokens_times_and_reasons(autojump_clock: MockClock) 
         "route": "/v1/completions",
         "queue_seconds": QUEUE_TIME,
         "first_token_seconds": 2.0,
+        "token_seconds": 2 / 3,  # of the first choice: four tokens from 2 to 4 s, when the other came
         "prompt_tokens": 2,
         "cached_tokens": 4,
         "completion_tokens": 6,
         "finish": "stop,stop",
     }
+    await api.complete("a", max_tokens=1)
+    assert "token_seconds" not in api.request.notes

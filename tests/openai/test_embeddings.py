@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from trio.testing import MockClock
 
-from tests.openai.fakes import Api, RecordedReply
+from tests.openai.fakes import QUEUE_TIME, Api, RecordedReply
 from tlserve.engine.request import GenRequest
-from tlserve.errors import Overloaded
+from tlserve.errors import NoCapacity, Overloaded
 
 
 async def test_embeddings_come_as_floats_or_base64() -> None:
@@ -41,6 +41,16 @@ async def test_embedding_requests_are_pooling_requests() -> None:
     api = Api()
     await api.call("/v1/embeddings", {"model": "succ", "input": "ab"}, headers={"x-tl-priority": "3"})
     assert api.loop.requests == [GenRequest(tuple(b"ab"), 0, priority=3, is_pooling=True)]
+
+
+async def test_the_log_gets_tokens_and_the_end_of_embeddings() -> None:
+    api = Api()
+    await api.call("/v1/embeddings", {"model": "succ", "input": ["a", "bc"]})
+    expected = {"queue_seconds": QUEUE_TIME, "prompt_tokens": 3, "cached_tokens": 0, "finish": "stop"}
+    assert api.request.notes == {"route": "/v1/embeddings"} | expected
+    api.loop.refusals = [NoCapacity("no room")]
+    await api.call("/v1/embeddings", {"model": "succ", "input": ["a", "bc"]})
+    assert (api.request.notes["prompt_tokens"], api.request.notes["finish"]) == (3, "none")
 
 
 async def test_an_embedding_input_may_fill_the_context_and_no_more() -> None:

@@ -44,6 +44,7 @@ class KvCache:
         # [num_slots, blocks of the longest request] a row for each running request, stale past its last block
         self.block_tables: NDArray[np.int32] = np.zeros((num_slots, self.num_blocks_for(max_model_len)), np.int32)
         self._free_slots = list(reversed(range(num_slots)))
+        self.num_tokens_admitted = 0  # of prompts, whether the cache is asked for them or not
         self.num_tokens_asked = 0
         self.num_tokens_hit = 0
 
@@ -137,6 +138,7 @@ class KvCache:
         state.num_computed_tokens = state.num_draft_computed = num_hit
         if state.num_cached_tokens is None:  # a resumed request finds its own blocks: no news to its client
             state.num_cached_tokens = num_hit
+            self.num_tokens_admitted += state.num_prompt_tokens
             if not state.is_pooling:
                 self.num_tokens_asked += state.num_prompt_tokens
                 self.num_tokens_hit += num_hit

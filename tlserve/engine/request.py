@@ -91,5 +91,7 @@ class EngineStats:
     prefix_tokens_hit: int
     num_preemptions: int
     num_kv_evictions: int
+    num_prompt_tokens: int = 0  # of all requests that have begun to run, embeddings as well
+    num_generated_tokens: int = 0
     spec_tokens_drafted: int = 0
     spec_tokens_accepted: int = 0

@@ -100,6 +100,7 @@ class Answer:
         self._outputs: Outputs | None = None  # once the requests are accepted
         self._began = trio.current_time()
         self._first_token_time: float | None = None  # seconds from accepting the requests
+        self._last_token_time = 0.0
 
     async def send(self, request: Request, reply: Reply) -> None:
         """Answer ``request``. Raises what the engine raises: Overloaded, InvalidRequest, NoCapacity, Unavailable.
@@ -156,13 +157,14 @@ class Answer:
     def _piece(self, output: tuple[int, TokenOut | PooledOut]) -> tuple[int, Piece | None]:
         index, out = output
         assert isinstance(out, TokenOut)
-        if self._first_token_time is None:
-            self._first_token_time = trio.current_time() - self._began
         choice = self._choices[index]
         if choice.finish_reason is not None:
             return index, None  # of the step that was under way when a stop string ended the choice
         if out.finish is FinishReason.ABORT:
             raise ShuttingDown("the server ended the request before its answer was complete")
+        self._last_token_time = trio.current_time() - self._began
+        if self._first_token_time is None:
+            self._first_token_time = self._last_token_time
         piece = choice.push(out)
         if choice.finish_reason is not None:
             self._num_open -= 1
@@ -185,12 +187,20 @@ class Answer:
         notes: dict[str, Note] = {
             "queue_seconds": self._outputs.queue_time if self._outputs else None,
             "first_token_seconds": self._first_token_time,
+            "token_seconds": self._token_time(),
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
             "completion_tokens": sum(choice.num_tokens for choice in self._choices),
             "finish": ",".join(choice.finish_reason or "none" for choice in self._choices),
         }
         return {name: note for name, note in notes.items() if note is not None}
+
+    def _token_time(self) -> float | None:
+        """Mean seconds between two tokens, at the pace of the longest choice."""
+        num_gaps = max(choice.num_tokens for choice in self._choices) - 1
+        if self._first_token_time is None or num_gaps < 1:
+            return None
+        return (self._last_token_time - self._first_token_time) / num_gaps
 
 
 async def _next_with_pings(outputs: Outputs, events: EventWriter) -> tuple[int, TokenOut | PooledOut]:

@@ -1,15 +1,13 @@
-"""The metrics page: what the engine's stats look like to Prometheus."""
+"""What the engine's stats look like to Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Stats = Mapping[str, int]  # the engine's stats by the names of their fields
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineMetrics(Collector):
@@ -37,6 +35,7 @@ class EngineMetrics(Collector):
             "Prompt tokens found in the prefix cache over prompt tokens asked for.",
             stats["prefix_tokens_hit"] / max(stats["prefix_tokens_asked"], 1),
         )
+        yield _tokens(stats)
         for name, documentation, value in (
             ("preemptions", "Requests that gave their blocks back to resume later.", stats["num_preemptions"]),
             ("kv_evictions", "Cached KV blocks taken for another use.", stats["num_kv_evictions"]),
@@ -48,13 +47,14 @@ class EngineMetrics(Collector):
             yield CounterMetricFamily(f"tl_engine_{name}", documentation, value)
 
 
-class Metrics:
-    """The registry of one server; nothing is shared between servers of a process."""
-
-    def __init__(self, stats: Callable[[], Stats]) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(EngineMetrics(stats))
-
-    def page(self) -> bytes:
-        """The page in the Prometheus text format."""
-        return generate_latest(self.registry)
+def _tokens(stats: Stats) -> Metric:
+    """The kinds are disjoint, so that they can be added up: a prompt is what was computed and what was cached."""
+    tokens = CounterMetricFamily(
+        "tl_engine_tokens",
+        "Tokens of prompts, computed or found in the prefix cache, and tokens generated.",
+        labels=["kind"],
+    )
+    tokens.add_metric(["prompt_computed"], stats["num_prompt_tokens"] - stats["prefix_tokens_hit"])
+    tokens.add_metric(["prompt_cached"], stats["prefix_tokens_hit"])
+    tokens.add_metric(["generated"], stats["num_generated_tokens"])
+    return tokens
