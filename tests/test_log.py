@@ -45,8 +45,10 @@ def test_no_text_of_an_exception_starts_a_line() -> None:
 def test_a_lost_stderr_loses_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(log.LOGGER, "handlers", [])
-    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    for logger in (log.LOGGER, logging.getLogger("opentelemetry")):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "propagate", True)
+        monkeypatch.setattr(logger, "level", logger.level)
     log.configure("text")
     log.LOGGER.info("before")
     stream.close()

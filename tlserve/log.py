@@ -66,6 +66,8 @@ def configure(log_format: Literal["text", "json"]) -> None:
     """Send the log of this process to stderr. For the command; a program that embeds the server has its own."""
     handler = _Stderr(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
+    # OpenTelemetry's too, where it is used: every line of this log has the one form.
+    for logger, level in ((LOGGER, logging.INFO), (logging.getLogger("opentelemetry"), logging.WARNING)):
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False

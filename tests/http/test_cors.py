@@ -32,7 +32,7 @@ def test_a_listed_origin_is_named_and_others_are_not() -> None:
     cors = Cors([PAGE, "http://localhost:3000"])
     headers = dict(cors.headers(request(origin="http://localhost:3000")))
     assert headers["Access-Control-Allow-Origin"] == "http://localhost:3000"
-    assert headers["Access-Control-Expose-Headers"] == "X-Request-Id, Retry-After"
+    assert headers["Access-Control-Expose-Headers"] == "X-Request-Id, Retry-After, traceresponse"
     assert headers["Vary"] == "Origin"
     assert "Access-Control-Allow-Credentials" not in headers
     for other in (request(), request(origin="https://app.example.org"), request(origin="null"), request(origin="*")):

@@ -15,7 +15,7 @@ from tlserve.http.messages import Header, Request, Response
 ANY: Final = "*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
-_EXPOSED: Final[Header] = ("Access-Control-Expose-Headers", "X-Request-Id, Retry-After")
+_EXPOSED: Final[Header] = ("Access-Control-Expose-Headers", "X-Request-Id, Retry-After, traceresponse")
 _PREFLIGHT: Final[tuple[Header, ...]] = (
     ("Access-Control-Allow-Methods", "GET, HEAD, POST"),
     ("Access-Control-Allow-Headers", "*, Authorization"),  # the wildcard does not cover that one

@@ -40,17 +40,17 @@ class ChatForm:
     """``chat.completion`` and ``chat.completion.chunk``."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, *, with_logprobs: bool, with_usage: bool) -> None:
-        self._head = head
+        self.head = head
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._with_usage = with_usage
 
     def document(self, choices: Sequence[Whole], usage: schema.Usage) -> schema.ChatCompletion:
         return schema.ChatCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            system_fingerprint=self._head.system_fingerprint,
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.system_fingerprint,
             choices=[
                 schema.ChatChoice(
                     index,
@@ -78,10 +78,10 @@ class ChatForm:
 
     def _chunk(self, choices: list[schema.ChatChunkChoice]) -> schema.ChatChunk:
         return schema.ChatChunk(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            system_fingerprint=self._head.system_fingerprint,
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.system_fingerprint,
             choices=choices,
             usage=None if self._with_usage else UNSET,
         )

@@ -38,7 +38,7 @@ class CompletionForm:
     """``text_completion``, whole and in chunks."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, *, with_logprobs: bool, with_usage: bool) -> None:
-        self._head = head
+        self.head = head
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._with_usage = with_usage
@@ -67,10 +67,10 @@ class CompletionForm:
 
     def _completion(self, choices: list[schema.CompletionChoice]) -> schema.Completion:
         return schema.Completion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            system_fingerprint=self._head.system_fingerprint,
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.system_fingerprint,
             choices=choices,
             usage=None if self._with_usage else UNSET,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from tlserve.engine.request import GenRequest, PooledOut
 from tlserve.errors import ContextLengthExceeded, Overloaded, UnsupportedParameter
 from tlserve.http.messages import Note, Reply, Request, Response
+from tlserve.http.trace import Trace
 from tlserve.openai import prepare, schema
 from tlserve.openai.body import shown
 from tlserve.openai.parse import EmbeddingSpec, parse_embeddings
 from tlserve.openai.service import Service, read_priority, refuse_kv_handle
+from tlserve.openai.traces import Timeline, describe_embeddings
 
 # Inputs of one request that are in the engine at once: enough to fill its steps, few enough that 2,048 of
 # them neither fill the queue nor stand in front of everyone else's requests.
@@ -43,11 +45,16 @@ async def embeddings(service: Service, request: Request, reply: Reply) -> None:
     data: list[schema.Embedding] = []
     num_cached_tokens = 0
     size = max(1, min(MAX_AT_ONCE, service.queue_capacity // 4))
-    for start in range(0, len(requests), size):
-        # Refusing a later group would throw away what was computed, and the whole would be sent again.
-        for out in await _pool(service, requests[start : start + size], request.notes, may_wait=start > 0):
-            data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
-            num_cached_tokens += out.num_cached_tokens
+    began = trio.current_time()
+    try:
+        for start in range(0, len(requests), size):
+            # Refusing a later group would throw away what was computed, and the whole would be sent again.
+            for out in await _pool(service, requests[start : start + size], request.notes, may_wait=start > 0):
+                data.append(schema.Embedding(index=len(data), embedding=_encoded(out.embedding, spec.encoding_format)))
+                num_cached_tokens += out.num_cached_tokens
+    finally:
+        if request.trace is not None:
+            _tell(request.trace, service, spec, request.notes, began)
     request.notes.update(cached_tokens=num_cached_tokens, finish="stop")
     usage = schema.Usage(
         prompt_tokens=num_tokens,
@@ -89,12 +96,22 @@ async def _pool(
 async def _pool_now(service: Service, requests: Sequence[GenRequest], notes: dict[str, Note]) -> list[PooledOut]:
     outs: dict[int, PooledOut] = {}
     async with service.loop.submit(requests) as outputs:
-        while len(outs) < len(requests):
-            index, out = await anext(outputs)
-            assert isinstance(out, PooledOut)
-            outs[index] = out
-        notes.setdefault("queue_seconds", outputs.queue_time)  # of the first group
+        try:
+            while len(outs) < len(requests):
+                index, out = await anext(outputs)
+                assert isinstance(out, PooledOut)
+                outs[index] = out
+        finally:
+            notes.setdefault("queue_seconds", outputs.queue_time)  # of the first group
     return [outs[index] for index in range(len(requests))]
+
+
+def _tell(trace: Trace, service: Service, spec: EmbeddingSpec, notes: Mapping[str, Note], began: float) -> None:
+    describe_embeddings(trace, model=spec.model, encoding_format=spec.encoding_format, dimensions=service.hidden_size)
+    if "queue_seconds" in notes:  # the engine has taken some of it in
+        queue_time = notes["queue_seconds"]
+        assert not isinstance(queue_time, str)
+        Timeline(began, queue_time, None, trio.current_time() - began).add_to(trace)
 
 
 def _encoded(embedding: NDArray[np.float32], encoding_format: str) -> msgspec.Raw:
