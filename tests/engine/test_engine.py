@@ -174,6 +174,25 @@ def test_stats_count_what_happens() -> None:
     assert (stats.num_running, stats.num_waiting, stats.num_batch_tokens) == (0, 0, 0)
     assert (stats.prefix_tokens_asked, stats.prefix_tokens_hit) == (18, 8)
     assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, 2)
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (18, 6)
+
+
+def test_tokens_are_counted_once_however_often_they_are_computed() -> None:
+    """Neither what a preempted request computes again nor a wrong guess counts; an embedding's prompt does."""
+    driver = Driver(
+        ScriptedModel(num_blocks=8),
+        speculative=draft_model(3),
+        draft=ScriptedModel(num_blocks=8, salt=1),
+        max_num_seqs=3,
+    )
+    for _ in range(3):
+        driver.add(greedy([1, 2, 1, 2, 1], 20))
+    driver.add(GenRequest((1, 2, 3), 0, is_pooling=True))
+    driver.run()
+    stats = driver.engine.stats()
+    assert min(stats.num_preemptions, stats.spec_tokens_drafted - stats.spec_tokens_accepted) > 0
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (3 * 5 + 3, 3 * 20)
+    assert stats.prefix_tokens_asked == 3 * 5
 
 
 @pytest.mark.parametrize("speculative", [None, draft_model(3)], ids=["off", "draft_model"])

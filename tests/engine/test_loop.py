@@ -60,12 +60,15 @@ def new_loop(
     queue_deadline: float = math.inf,
     step_delay: float = 1.0,
     in_thread: bool = False,
+    on_step: Callable[[float], None] = lambda seconds: None,
 ) -> EngineLoop:
     config = EngineConfig(prefix_cache="off", max_num_seqs=max_num_seqs, prefill_chunk=4)
     engine = Engine(
         model or ScriptedModel(script=COUNT_UP), config, max_waiting=max_waiting, sample=reference_sampler.sample
     )
-    return EngineLoop(engine, queue_deadline=queue_deadline, step_delay=step_delay, in_thread=in_thread)
+    return EngineLoop(
+        engine, queue_deadline=queue_deadline, step_delay=step_delay, in_thread=in_thread, on_step=on_step
+    )
 
 
 @asynccontextmanager
@@ -132,6 +135,24 @@ async def test_a_generation_knows_how_long_it_was_queued() -> None:
         assert await tokens_of(second) == [6]
         assert second.queue_time is not None
         assert 0 <= first.queue_time < second.queue_time
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_each_step_is_told_of_once_in_the_event_loop(in_thread: bool) -> None:
+    told: list[float] = []
+    threads: set[threading.Thread] = set()
+
+    def on_step(seconds: float) -> None:
+        told.append(seconds)
+        threads.add(threading.current_thread())
+
+    model = ScriptedModel(script=COUNT_UP)
+    async with running(new_loop(model, in_thread=in_thread, step_delay=0, on_step=on_step)) as loop:
+        assert await finish(loop, greedy([1], 3)) == [2, 3, 4]
+        await loop.wait_idle()
+    assert len(told) == len(model.batches) == 3
+    assert min(told) > 0
+    assert threads == {threading.main_thread()}
 
 
 async def test_steps_in_a_thread_give_the_same(autojump_clock: trio.testing.MockClock) -> None:
