@@ -23,11 +23,13 @@ from tlserve.engine.request import FinishReason, GenRequest, PooledOut, TokenOut
 from tlserve.errors import ShuttingDown
 from tlserve.http import sse
 from tlserve.http.messages import Note, Reply, Request, Response
+from tlserve.http.trace import Trace
 from tlserve.openai import schema
 from tlserve.openai.choice import Choice, Piece, TokenAt
 from tlserve.openai.parse import GenSpec
 from tlserve.openai.service import Outputs, Service
 from tlserve.openai.stream import ChunkEncoder, EventWriter, encode_event
+from tlserve.openai.traces import Timeline, describe_generation
 
 # Events that go out in one write when more than one token is there, which is when the event loop is what is short.
 MAX_TOGETHER = 64
@@ -68,6 +70,9 @@ class Whole:
 
 class Form(Protocol):
     """How one endpoint writes its documents."""
+
+    @property
+    def head(self) -> Head: ...
 
     def document(self, choices: Sequence[Whole], usage: schema.Usage) -> msgspec.Struct: ...
 
@@ -111,6 +116,8 @@ class Answer:
             await (self._stream(reply) if self._spec.stream else self._whole(reply))
         finally:
             request.notes.update(self._notes())
+            if request.trace is not None:
+                self._tell(request.trace)
 
     async def _whole(self, reply: Reply) -> None:
         wholes = [Whole() for _ in self._requests]
@@ -194,6 +201,12 @@ class Answer:
             "finish": ",".join(choice.finish_reason or "none" for choice in self._choices),
         }
         return {name: note for name, note in notes.items() if note is not None}
+
+    def _tell(self, trace: Trace) -> None:
+        describe_generation(trace, self._spec, self._requests, self._form.head.id)
+        if self._outputs is not None:
+            end_time = trio.current_time() - self._began if self._num_open else self._last_token_time
+            Timeline(self._began, self._outputs.queue_time, self._first_token_time, end_time).add_to(trace)
 
     def _token_time(self) -> float | None:
         """Mean seconds between two tokens, at the pace of the longest choice."""
