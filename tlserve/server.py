@@ -8,7 +8,7 @@ import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -31,6 +31,7 @@ from tlserve.metrics.page import Metrics
 from tlserve.openai.api_keys import ApiKeys
 from tlserve.openai.app import add_routes
 from tlserve.openai.errors import ERRORS
+from tlserve.tracing import follow_requests
 
 Address = tuple[str, int]
 OnReady = Callable[["Server"], None]
@@ -115,16 +116,17 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
     tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     api = _Api(health, keys, Cors(config.cors_allow_origins))
     health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
-    api_server = HttpServer(
-        api,
-        ERRORS,
-        _limits(config),
-        name="api",
-        check=api.check,
-        headers_for=api.cors.headers,
-        on_finish=partial(_report, health.metrics),
-    )
-    with ExitStack() as resources:
+    async with AsyncExitStack() as resources:
+        api_server = HttpServer(
+            api,
+            ERRORS,
+            _limits(config),
+            name="api",
+            check=api.check,
+            headers_for=api.cors.headers,
+            on_finish=partial(_report, health.metrics),
+            begin_trace=await resources.enter_async_context(follow_requests(scheme="https" if tls else "http")),
+        )
         async with trio.open_nursery() as nursery:
             server.health_addr = await _listen(nursery, health_server, config.health_listen, "health_listen")
             server.http_addr = await _listen(nursery, api_server, config.http_listen, "http_listen", tls)
