@@ -1,5 +1,5 @@
-"""What is written from elsewhere: the table of keys in README.md and docs/runtime.schema.json from the code, the table
-of docs/metrics.md from docs/metrics.yaml. ``make generate``."""
+"""What is written from elsewhere: the table of keys in README.md, docs/runtime.schema.json and docs/openapi.v1.yaml
+from the code, the table of docs/metrics.md from docs/metrics.yaml. ``make generate``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from typing import Any
 import yaml
 
 from tlserve.config import json_schema
+from tlserve.health import Health
+from tlserve.http.router import Router
+from tlserve.openai.app import add_document, all_routes
+from tlserve.openai.openapi import document_bytes
 
 ROOT = Path(__file__).parents[1]
 SCHEMA_FILE = ROOT / "docs" / "runtime.schema.json"
+OPENAPI_FILE = ROOT / "docs" / "openapi.v1.yaml"
 README = ROOT / "README.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 METRICS_FILE = ROOT / "docs" / "metrics.yaml"
@@ -23,6 +28,15 @@ _METRICS_BEGIN, _METRICS_END = "<!-- metrics: make generate -->\n", "<!-- end of
 
 def schema_text() -> str:
     return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def openapi_text() -> str:
+    """What the server gives at /openapi.json, for people."""
+    router = Router()
+    Health().add_api_routes(router)
+    add_document(router)
+    document = json.loads(document_bytes(all_routes(router)))
+    return yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None, allow_unicode=True)
 
 
 def readme_text(current: str) -> str:
@@ -82,6 +96,7 @@ def _values(schema: dict[str, Any]) -> str:
 
 def main() -> None:
     SCHEMA_FILE.write_text(schema_text())
+    OPENAPI_FILE.write_text(openapi_text())
     README.write_text(readme_text(README.read_text()))
     METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
 

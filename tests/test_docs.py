@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.generated import METRICS_PAGE, README, SCHEMA_FILE, metrics_text, readme_text, schema_text
+from tests.generated import (
+    METRICS_PAGE,
+    OPENAPI_FILE,
+    README,
+    SCHEMA_FILE,
+    metrics_text,
+    openapi_text,
+    readme_text,
+    schema_text,
+)
 from tests.metrics.listed import unknown_metrics
 from tlserve.__main__ import COMMANDS
 
@@ -21,6 +30,10 @@ def test_the_table_of_keys_is_current() -> None:
 
 def test_the_published_schema_is_current() -> None:
     assert SCHEMA_FILE.read_text() == schema_text(), "run make generate"
+
+
+def test_the_published_openapi_document_is_current() -> None:
+    assert OPENAPI_FILE.read_text() == openapi_text(), "run make generate"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -41,15 +41,21 @@ class RetryableError(ApiError):
 
 
 class InvalidRequest(ApiError):
+    """A value, a header or the body breaks a rule."""
+
     status = 400
 
 
 class ContextLengthExceeded(ApiError):
+    """Prompt and answer together do not fit the context."""
+
     status = 400
     code = "context_length_exceeded"
 
 
 class Unauthorized(ApiError):
+    """No API key, or none that this server takes."""
+
     status = 401
     kind = "authentication_error"
     code = "invalid_api_key"
@@ -60,21 +66,29 @@ class Unauthorized(ApiError):
 
 
 class RouteNotFound(ApiError):
+    """No route has this path."""
+
     status = 404
     code = "route_not_found"
 
 
 class ModelNotFound(ApiError):
+    """Another model than the served one."""
+
     status = 404
     code = "model_not_found"
 
 
 class KvHandleNotFound(ApiError):
+    """A KV handle that does not exist."""
+
     status = 404
     code = "kv_handle_not_found"
 
 
 class MethodNotAllowed(ApiError):
+    """The path takes other methods, which ``Allow`` lists."""
+
     status = 405
     code = "method_not_allowed"
 
@@ -88,34 +102,44 @@ class MethodNotAllowed(ApiError):
 
 
 class RequestTimeout(ApiError):
+    """The headers or the body took too long to arrive."""
+
     status = 408
     kind = "timeout_error"
     code = "request_timeout"
 
 
 class PayloadTooLarge(ApiError):
+    """The body is larger than ``max_body_bytes``."""
+
     status = 413
     code = "payload_too_large"
 
 
 class UnsupportedParameter(ApiError):
+    """A right value that is not served here."""
+
     status = 422
     code = "unsupported_parameter"
 
 
 class Overloaded(RetryableError):
+    """The queue is full."""
+
     status = 429
     kind = "rate_limit_error"
     code = "rate_limit_exceeded"
 
 
 class HeadersTooLarge(ApiError):
+    """The headers are too large or too many."""
+
     status = 431
     code = "headers_too_large"
 
 
 class InternalFault(ApiError):
-    """What a client is told when something of ours broke; the log has the rest."""
+    """Something of ours broke; the log has the rest."""
 
     status = 500
     kind = "server_error"
@@ -137,14 +161,20 @@ class Unavailable(RetryableError):
 
 
 class NoCapacity(Unavailable):
+    """The request waited too long, or too many connections are open."""
+
     code = "no_capacity"
 
 
 class ShuttingDown(Unavailable):
+    """The server drains, or its engine has stopped."""
+
     code = "shutting_down"
 
 
 class ModelLoading(Unavailable):
+    """The model is not there yet."""
+
     code = "model_loading"
 
 

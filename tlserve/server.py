@@ -29,7 +29,7 @@ from tlserve.loading import Loaded, Progress, load, silent
 from tlserve.log import LOGGER
 from tlserve.metrics.page import Metrics
 from tlserve.openai.api_keys import ApiKeys
-from tlserve.openai.app import add_routes
+from tlserve.openai.app import add_document, add_routes
 from tlserve.openai.errors import ERRORS
 from tlserve.tracing import follow_requests
 
@@ -155,7 +155,7 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
 
 
 class _Api:
-    """The handler of the API port: its health routes at once, the others when the model is there.
+    """The handler of the API port: its health and its description at once, the rest when the model is there.
 
     Whoever needs a key and has none learns nothing else: not whether the path exists, nor how the server does.
     """
@@ -166,6 +166,7 @@ class _Api:
         self._health = health
         self._keys = keys
         health.add_api_routes(self.router)
+        add_document(self.router)
 
     def check(self, request: Request) -> None:
         """What can be refused before the body has come."""

@@ -52,6 +52,11 @@ class Router:
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         self._routes.append(_Route(method, pattern, handler))
 
+    @property
+    def routes(self) -> tuple[tuple[str, str], ...]:
+        """Method and pattern of each route; HEAD, which comes with GET, is not listed."""
+        return tuple((route.method, route.pattern) for route in self._routes)
+
     def check(self, request: Request) -> None:
         """Raises RouteNotFound or MethodNotAllowed when no handler would be called."""
         if request.path != "*":

@@ -12,9 +12,9 @@ def means(text: str, *, default: object = None, served: dict[str, Any] | None = 
 
     ``served`` is the JSON Schema of the values that are taken, where the type also lets through what is refused later.
     """
-    return Meta(extra_json_schema={"description": text, "x-default": default, "x-served": served})
+    return Meta(extra_json_schema={"x-means": text, "x-default": default, "x-served": served})
 
 
 def extends(text: str, *, default: object = None, served: dict[str, Any] | None = None) -> Meta:
     """``means``, of a field that OpenAI's reference does not have."""
-    return Meta(extra_json_schema={"description": text, "x-default": default, "x-served": served, "x-extension": True})
+    return Meta(extra_json_schema={"x-means": text, "x-default": default, "x-served": served, "x-extension": True})

@@ -23,7 +23,6 @@ MIN_TEMPERATURE = 1e-5
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
 # Whatever the vocabulary, this keeps exactly the most likely token; float32 would round less to nothing.
 MIN_TOP_P = 1e-6
-DEFAULT_COMPLETION_TOKENS = 16
 
 _CANONICAL_ID = re.compile(rf"{requests.TOKEN_ID_KEY}\Z", re.ASCII)
 
@@ -114,7 +113,7 @@ def parse_completion(raw: bytes) -> CompletionSpec:
         raise UnsupportedParameter("suffix is not supported", param="suffix")
     gen = _generation(
         request,
-        max_tokens=DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
+        max_tokens=requests.DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
         max_tokens_param="max_tokens",
         num_logprobs=request.logprobs,
     )

@@ -16,6 +16,7 @@ from tlserve.openai.meaning import extends, means
 
 MAX_PROMPTS = 64
 MAX_EMBEDDING_INPUTS = 2048
+DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_ID_KEY = "(0|[1-9][0-9]{0,17})"  # a token id as the key of an object
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -66,20 +67,28 @@ _TEXT_FORMAT = {"type": ["object", "null"], "properties": {"type": {"const": "te
 
 
 class StreamOptions(Struct):
+    """What a stream brings besides the answer."""
+
     include_usage: Annotated[
         Flag | None, means("One more chunk at the end, with the usage and no choices.", default=False)
     ] = None
 
 
 class FunctionCall(Struct):
-    name: String
+    """The function of a call."""
+
+    name: Annotated[String, means("Its name.")]
     arguments: Annotated[String, means("JSON as text.")]
 
 
 class ToolCall(Struct):
-    id: String
+    """A call that an assistant made."""
+
+    id: Annotated[String, means("What the message with its result names as `tool_call_id`.")]
     function: FunctionCall
-    type: Annotated[Literal["function"], Meta(description='"function"')] = "function"
+    type: Annotated[
+        Annotated[Literal["function"], Meta(description='"function"')], means("The kind.", default="function")
+    ] = "function"
 
 
 ToolCalls = Annotated[
@@ -119,7 +128,7 @@ class GenerationRequest(Struct, kw_only=True):
 
     model: Model
     max_tokens: Annotated[
-        Positive | None, means("The most tokens of the answer. Prompt and answer together fit the context.")
+        Positive | None, means("The most tokens of the answer. Absent: what the context has left.")
     ] = None
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] | None,
@@ -139,7 +148,7 @@ class GenerationRequest(Struct, kw_only=True):
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, description="a number above 0")] | None,
-        extends("Above 1, tokens of the prompt and the answer become less likely.", default=1),
+        extends("Above 1, tokens that were in the prompt or the answer become less likely.", default=1),
     ] = None
     presence_penalty: Annotated[
         Penalty | None, means("Taken once from the logit of each token generated so far.", default=0)
@@ -199,6 +208,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Text to continue."""
 
+    max_tokens: Annotated[
+        Positive | None, means("The most tokens of the answer.", default=DEFAULT_COMPLETION_TOKENS)
+    ] = None
     prompt: Annotated[
         Prompt, means("Text, token ids, or a list of those: one choice for each.", served=_prompts(MAX_PROMPTS))
     ]

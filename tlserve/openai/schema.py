@@ -18,7 +18,7 @@ FinishReason = Annotated[
     str,
     means(
         "`stop`: a token or string that ends the answer. `length`: the maximum was reached.",
-        served={"enum": ["stop", "length"]},
+        served={"type": "string", "enum": ["stop", "length"]},
     ),
 ]
 ServiceTier = Annotated[Literal["default"], means("Always the same.")]

@@ -1,0 +1,229 @@
+"""The OpenAPI document: what ``operations`` and the structs of the wire say, put into one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from tlserve.errors import ApiError
+from tlserve.http.sse import SSE_HEADERS
+from tlserve.openai import requests, schema
+from tlserve.openai.json_schema import Schema, answer_schemas, ref, request_schemas
+from tlserve.openai.operations import MODEL, OPERATIONS, Errors, Operation, Route
+
+_INFO: Final = {
+    "title": "trio-tlserve",
+    "version": "1.0.0",
+    "description": (
+        "An OpenAI-compatible API on one model. `x-extension: true` marks what OpenAI's API does not have.\n\n"
+        "HEAD works wherever GET does. A path that takes other methods answers 405 with `Allow`, and one that is none "
+        "404. A body is read as JSON whatever its `Content-Type`. `null` is the same as leaving a field out, `5.0` is "
+        "an integer, and fields that are not listed are ignored."
+    ),
+    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+}
+_OWN_ANSWERS: Final = {"healthz": "Health", "health": "Health", "openapi": "OpenApi"}
+_OWN_SCHEMAS: Final[dict[str, Schema]] = {
+    "Health": {
+        "type": "object",
+        "description": "`ok` while the process can go on, `failed` after a fault of the engine.",
+        "properties": {"status": {"type": "string", "enum": ["ok", "failed"]}},
+        "required": ["status"],
+    },
+    "OpenApi": {
+        "type": "object",
+        "description": "An OpenAPI document.",
+        "properties": {"openapi": {"type": "string", "const": "3.1.0"}},
+        "required": ["openapi", "info", "paths"],
+    },
+}
+_PARAMETERS: Final[dict[str, Schema]] = {
+    "X-Request-Id": {
+        "description": "Given back when it is 1 to 128 characters of `[A-Za-z0-9._:-]`; a fresh one otherwise.",
+        "schema": {"type": "string"},
+    },
+    "X-TL-Priority": {
+        "description": "Higher runs sooner.",
+        "x-extension": True,
+        "schema": {"type": "integer", "minimum": -100, "maximum": 100, "default": 0},
+    },
+    "X-TL-KV-Handle": {
+        "description": "There are no handles yet: any value is 404 `kv_handle_not_found`.",
+        "x-extension": True,
+        "schema": {"type": "string"},
+    },
+}
+_REQUEST_ID: Final[Schema] = {
+    "description": "The request's own id, or a fresh one. The log has it.",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+}
+_MODEL_ID: Final[Schema] = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "May hold `/`, as it is or escaped.",
+    "schema": {"type": "string", "minLength": 1},
+    "example": MODEL,
+}
+_DONE: Final[Schema] = {"const": "[DONE]", "description": "The last event of a stream that is complete."}
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document of a server with these routes. Raises LookupError unless they are those of ``OPERATIONS``."""
+    given = set(routes)
+    if given != OPERATIONS.keys():
+        raise LookupError(f"routes without an operation, or the reverse: {sorted(given ^ OPERATIONS.keys())}")
+    paths: dict[str, Any] = {}
+    for (method, pattern), operation in OPERATIONS.items():
+        paths.setdefault(pattern.replace(":path}", "}"), {})[method.lower()] = _operation(operation, pattern)
+    return {"openapi": "3.1.0", "info": _INFO, "paths": paths, "components": _components()}
+
+
+@cache
+def document_bytes(routes: frozenset[Route]) -> bytes:
+    return msgspec.json.encode(document(routes))
+
+
+def _operation(operation: Operation, pattern: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"operationId": operation.id, "summary": operation.summary}
+    if operation.is_extension:
+        entry["x-extension"] = True
+    entry["parameters"] = [_MODEL_ID] if "{id" in pattern else []
+    names = list(_PARAMETERS) if operation.runs_in_engine else ["X-Request-Id"]
+    entry["parameters"] = entry["parameters"] + [{"$ref": f"#/components/parameters/{name}"} for name in names]
+    if operation.body is not None:
+        examples = {name: {"value": value} for name, value in operation.examples.items()}
+        content = {"application/json": {"schema": ref(operation.body.__name__), "examples": examples}}
+        entry["requestBody"] = {"required": True, "content": content}
+    entry["responses"] = _responses(operation)
+    entry["security"] = [{"key": []}, {}] if operation.needs_key else []
+    return entry
+
+
+def _responses(operation: Operation) -> dict[str, Schema]:
+    statuses = sorted({error.status for error in operation.errors})
+    found = {"200": _success(operation)}
+    found |= {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+    if _OWN_ANSWERS.get(operation.id) == "Health":
+        found["503"] = _failed_health()
+    return found
+
+
+def _success(operation: Operation) -> Schema:
+    name = _OWN_ANSWERS[operation.id] if operation.answer is None else operation.answer.__name__
+    content: dict[str, Any] = {"application/json": {"schema": ref(name)}}
+    headers = _headers()
+    if operation.chunk is not None:
+        content["text/event-stream"] = {"schema": _event(operation.chunk.__name__)}
+        headers |= {
+            name: {"description": "On a stream.", "schema": {"type": "string", "const": value}}
+            for name, value in SSE_HEADERS
+            if name != "Content-Type"
+        }
+    return {"description": operation.summary, "headers": headers, "content": content}
+
+
+def _event(chunk: str) -> Schema:
+    """One server-sent event: OpenAPI before 3.2 has no other place for what a stream is made of."""
+    payload = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [ref(chunk), ref("ErrorDocument")]},
+    }
+    return {
+        "type": "object",
+        "description": "One event. An error is the last one, and no `[DONE]` comes after it.",
+        "properties": {"data": {"anyOf": [payload, _DONE]}},
+        "required": ["data"],
+    }
+
+
+def _failed_health() -> Schema:
+    either = {"anyOf": [ref("Health"), ref("ErrorDocument")]}
+    return {
+        "description": "A fault ended the engine, or the server takes no more connections.",
+        "headers": _headers(),
+        "content": {"application/json": {"schema": either}},
+    }
+
+
+def _headers(*classes: type[ApiError]) -> dict[str, Schema]:
+    own = {name: value for error in classes for name, value in error("").headers}
+    fixed = {name: {"required": True, "schema": {"type": "string", "const": value}} for name, value in own.items()}
+    return {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}, **fixed}
+
+
+def _components() -> dict[str, Any]:
+    every: Errors = tuple(dict.fromkeys(error for operation in OPERATIONS.values() for error in operation.errors))
+    return {
+        "securitySchemes": {
+            "key": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "Needed where the server has `api_keys_file`.",
+            }
+        },
+        "parameters": {name: {"name": name, "in": "header", **rest} for name, rest in _PARAMETERS.items()},
+        "headers": {"X-Request-Id": _REQUEST_ID},
+        "responses": {
+            f"Error{status}": _error_response([error for error in every if error.status == status])
+            for status in sorted({error.status for error in every})
+        },
+        "schemas": {**_request_components(), **_answer_components(), **_OWN_SCHEMAS},
+    }
+
+
+def _error_response(classes: Sequence[type[ApiError]]) -> Schema:
+    """The answer of one status, whichever of these errors it is."""
+    words = "\n".join(f"- {f'`{error.code}`' if error.code else 'no code'}: {error.__doc__}" for error in classes)
+    detail = {
+        "type": {"enum": list(dict.fromkeys(error.kind for error in classes))},
+        "code": {"enum": [error.code for error in classes]},
+    }
+    body = {"allOf": [ref("ErrorDocument"), {"properties": {"error": {"properties": detail}}}]}
+    return {
+        "description": words,
+        "headers": _headers(*classes),
+        "content": {"application/json": {"schema": body}},
+    }
+
+
+def _request_components() -> dict[str, Schema]:
+    bodies = [operation.body for operation in OPERATIONS.values() if operation.body is not None]
+    schemas = request_schemas(bodies)
+    without_effect = {"description": "Taken without effect."}
+    for name in ("ChatRequest", "CompletionRequest"):
+        schemas[name]["properties"] |= dict.fromkeys(requests.WITHOUT_EFFECT, without_effect)
+        schemas[name]["allOf"] = [_needs("stream_options", "stream")]
+    schemas["ChatRequest"]["allOf"].append(_needs("top_logprobs", "logprobs"))
+    schemas["EmbeddingRequest"]["properties"]["user"] = without_effect
+    schemas["TokenizeRequest"]["oneOf"] = [_given("text"), _given("messages")]
+    schemas["Message"] |= {"if": _IS_CALL, "else": _given("content")}
+    return schemas
+
+
+_IS_CALL: Final[Schema] = {
+    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+    "required": ["tool_calls"],
+}
+
+
+def _given(name: str) -> Schema:
+    """A field that is there and not null."""
+    return {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}
+
+
+def _needs(name: str, flag: str) -> Schema:
+    """A field that may be given only where another one is true."""
+    return {"if": _given(name), "then": {"properties": {flag: {"const": True}}, "required": [flag]}}
+
+
+def _answer_components() -> dict[str, Schema]:
+    answers = [operation.answer for operation in OPERATIONS.values() if operation.answer is not None]
+    chunks = [operation.chunk for operation in OPERATIONS.values() if operation.chunk is not None]
+    schemas = answer_schemas([schema.ErrorDocument, *answers, *chunks])
+    return schemas
