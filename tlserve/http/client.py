@@ -51,6 +51,7 @@ class ClientConnection:
         self._origin = origin
         self._h11 = h11.Connection(h11.CLIENT)
         self._has_ended = False  # the server has closed its side
+        self.headers: tuple[Header, ...] = ()  # of the last reply; names in lower case
 
     @property
     def is_reusable(self) -> bool:
@@ -72,6 +73,7 @@ class ClientConnection:
         while True:
             event = self._next_event()
             if isinstance(event, h11.Response):
+                self.headers = tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers)
                 return event.status_code
             if event is h11.NEED_DATA:
                 await self._receive()
@@ -116,15 +118,15 @@ class ClientConnection:
 
 async def connect(origin: Origin) -> ClientConnection:
     """Open a connection; the caller closes it. Raises ConnectionFailed."""
+    return ClientConnection(await open_stream(origin), origin)
+
+
+async def open_stream(origin: Origin) -> trio.abc.Stream:
+    """The bytes below a connection, for who writes HTTP by hand. Raises ConnectionFailed."""
     try:
-        if origin.is_tls:
-            context = ssl.create_default_context()
-            return ClientConnection(
-                await trio.open_ssl_over_tcp_stream(
-                    origin.host, origin.port, ssl_context=context, https_compatible=True
-                ),
-                origin,
-            )
-        return ClientConnection(await trio.open_tcp_stream(origin.host, origin.port), origin)
+        if not origin.is_tls:
+            return await trio.open_tcp_stream(origin.host, origin.port)
+        context = ssl.create_default_context()
+        return await trio.open_ssl_over_tcp_stream(origin.host, origin.port, ssl_context=context, https_compatible=True)
     except OSError as error:
         raise ConnectionFailed(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
