@@ -30,7 +30,7 @@ MAY_IMPORT = {
         "model",
         "kernels",
     },
-    "server_thread": {"server"},
+    "server_thread": {"server", "loading"},
     "loading": {"overview", "log", "openai", "text", "engine", "model", "kernels"},
     "overview": {"text", "model", "kernels"},
     "health": {"http"},

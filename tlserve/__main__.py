@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import signal
 import sys
 from collections.abc import Sequence
 
+from tlserve.cli.commands import COMMANDS, GROUPS, command
 from tlserve.errors import ExitError
 
-COMMANDS = {
-    "serve": "serve a model until told to stop; the word may be left out",
-    "config": "print the effective configuration, or the JSON schema of runtime.toml",
-    "bench": "measure the engine alone: prompts, decoding, batches",
-    "load": "measure any OpenAI-compatible server over HTTP",
-    "perplexity": "how well a model predicts a text",
-}
 HELP = (
-    "usage: trio-tlserve [COMMAND] ...\n       trio-tlserve runtime.toml\n\n"
-    "An OpenAI-compatible server for a model on a CPU.\n\ncommands:\n"
-    + "".join(f"  {name:<11} {what}\n" for name, what in COMMANDS.items())
-    + "\ntrio-tlserve COMMAND --help says more of each; --version prints the version."
+    """usage: trio-tlserve runtime.toml
+       trio-tlserve COMMAND ...
+
+An OpenAI-compatible server for a model on a CPU.
+"""
+    + "".join(
+        f"\n{group}:\n" + "".join(f"  {name:<11} {what}\n" for name, what in commands.items())
+        for group, commands in GROUPS.items()
+    )
+    + """
+examples:
+  echo '[engine]
+  model_dir = "path/to/model.gguf"' > runtime.toml
+  trio-tlserve check runtime.toml   # would it start, and what fits?
+  trio-tlserve runtime.toml         # serve it on http://127.0.0.1:8000/v1
+  trio-tlserve chat --model-dir path/to/model.gguf
+
+trio-tlserve COMMAND --help says more of each; --version prints the version.
+Documentation: README.md and docs/ of the sources; docs/command-line.md has every option."""
 )
 
 
@@ -35,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trio-tlserve {importlib.metadata.version('trio-tlserve')}")
         return 0
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
-    command = importlib.import_module(f"tlserve.cli.{name}")
     try:
-        status: int = command.main(arguments)
+        return command(name).main(arguments)
     except ExitError as error:
         print(f"trio-tlserve: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_status
@@ -45,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return status
 
 
 if __name__ == "__main__":

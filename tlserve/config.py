@@ -153,10 +153,19 @@ class ServeConfig:
             raise ConfigError(f"{path}: {error}" if is_of_file else str(error)) from None
 
     def to_toml(self) -> str:
-        """The effective configuration as a document; reading it gives an equal configuration."""
+        """The effective configuration as a document; reading it gives an equal configuration.
+
+        Keys that have no value are comments in it, which say what is done without one.
+        """
         flat = {name: value for name, value in asdict(self).items() if name not in _PROGRAM_ONLY}
-        table = _plain(flat | asdict(self.engine))
-        return tomli_w.dumps({"engine": table})
+        values = flat | asdict(self.engine)
+        table = _plain(values)
+        inner = {"speculative": table.pop("speculative")} if "speculative" in table else {}
+        keys = _keys(ServeConfig) | _keys(EngineConfig)
+        unset = [f"# {name} is not set. {keys[name][1].metadata['doc']}\n" for name in values if values[name] is None]
+        # A table of its own must come behind all that belongs to the one around it.
+        nested = "\n" + tomli_w.dumps({"engine": inner}) if inner else ""
+        return tomli_w.dumps({"engine": table}) + "".join(unset) + nested
 
 
 def default_model_id(model_dir: Path) -> str:
@@ -198,6 +207,17 @@ def _overridden(table: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]
         else:
             result[key] = _EnvText(text)
     return result
+
+
+def sources(text: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Where the keys that are set have their values from: "file", or the variable's name.
+
+    ``text`` and ``env`` are what ``ServeConfig.from_toml`` has accepted. Keys of the nested table have a dot.
+    """
+    table = _overridden(tomllib.loads(text).get("engine", {}), env)
+    if isinstance(table.get("speculative"), dict):
+        table |= {f"speculative.{key}": value for key, value in table.pop("speculative").items()}
+    return {key: _name(key, value) if isinstance(value, _EnvText) else "file" for key, value in table.items()}
 
 
 class _EnvText(str):

@@ -31,6 +31,7 @@ from tlserve.metrics.page import Metrics
 from tlserve.openai.api_keys import ApiKeys
 from tlserve.openai.app import add_document, add_routes
 from tlserve.openai.errors import ERRORS
+from tlserve.overview import Overview
 from tlserve.tracing import follow_requests
 
 Address = tuple[str, int]
@@ -55,6 +56,7 @@ class Server:
         self.config = config
         self.http_addr: Address = ("", 0)
         self.health_addr: Address = ("", 0)
+        self.overview: Overview  # of the model, once it is loaded
         self._health = Health()
         self._drain_requested = trio.Event()
 
@@ -112,9 +114,8 @@ async def serve(config: ServeConfig, *, progress: Progress = silent) -> AsyncIte
 async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStatus[Server]) -> None:
     """The whole life of a server; reports itself started once it is ready."""
     config, health = server.config, server._health
-    keys = ApiKeys(config.api_keys_file) if config.api_keys_file else None
-    tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
-    api = _Api(health, keys, Cors(config.cors_allow_origins))
+    keys, tls, cors = read_access(config)
+    api = _Api(health, keys, cors)
     health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
     async with AsyncExitStack() as resources:
         api_server = HttpServer(
@@ -145,6 +146,7 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
                 lambda: asdict(loop.stats()), instruction_set=loaded.overview.isa, model=_model_facts(loaded)
             )
             add_routes(api.router, loaded.service(loop))
+            server.overview = loaded.overview
             health.phase = Phase.READY
             task_status.started(server)
             await server.wait_drain()
@@ -187,16 +189,28 @@ class _Api:
             await self.router(request, reply)
 
 
+def read_access(config: ServeConfig) -> tuple[ApiKeys | None, ssl.SSLContext | None, Cors]:
+    """What decides who may come in. Raises ConfigError for a file or an origin that cannot be used."""
+    keys = ApiKeys(config.api_keys_file) if config.api_keys_file else None
+    tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+    return keys, tls, Cors(config.cors_allow_origins)
+
+
+async def open_listeners(listen: str, key: str) -> list[trio.SocketListener]:
+    """Listen on the address of a configuration key. Raises ListenError, whose context is the system's error."""
+    host, port = parse_listen(listen, key)
+    try:
+        return await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        variable = f"TL_ENGINE__{key.upper()}"
+        raise ListenError(f"{key} = {listen!r}: {error.strerror or error}; {variable} sets another address") from None
+
+
 async def _listen(
     nursery: trio.Nursery, http: HttpServer, listen: str, key: str, tls: ssl.SSLContext | None = None
 ) -> Address:
     """Serve ``http`` on the address of a configuration key; the address says which port it got."""
-    host, port = parse_listen(listen, key)
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        variable = f"TL_ENGINE__{key.upper()}"
-        raise ListenError(f"{key} = {listen!r}: {error.strerror or error}; {variable} sets another address") from None
+    listeners = await open_listeners(listen, key)
     name = listeners[0].socket.getsockname()
     await nursery.start(http.serve, [trio.SSLListener(item, tls) for item in listeners] if tls else listeners)
     return name[0], name[1]

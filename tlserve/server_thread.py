@@ -12,6 +12,7 @@ from typing import Self
 import trio
 
 from tlserve.config import ServeConfig
+from tlserve.loading import Progress, silent
 from tlserve.server import Server, serve
 
 
@@ -50,15 +51,16 @@ class ServerHandle:
         self.join()
 
 
-def spawn(config: ServeConfig) -> ServerHandle:
+def spawn(config: ServeConfig, *, progress: Progress = silent) -> ServerHandle:
     """Start a server on a thread of its own and return when it is ready. It handles no signals.
 
+    ``progress`` is called in yet another thread with what is being done, how much of it, and of how much.
     Raises what ``serve`` raises when it cannot start.
     """
     started: queue.Queue[ServerHandle | BaseException] = queue.Queue()
     config = replace(config, handle_signals=False)
     # A daemon, so that a program which forgets its server ends instead of hanging.
-    thread = threading.Thread(target=_serve_in_thread, args=(config, started), name="tlserve", daemon=True)
+    thread = threading.Thread(target=_serve_in_thread, args=(config, progress, started), name="tlserve", daemon=True)
     thread.start()
     result = started.get()
     if isinstance(result, BaseException):
@@ -67,12 +69,14 @@ def spawn(config: ServeConfig) -> ServerHandle:
     return result
 
 
-def _serve_in_thread(config: ServeConfig, started: queue.Queue[ServerHandle | BaseException]) -> None:
+def _serve_in_thread(
+    config: ServeConfig, progress: Progress, started: queue.Queue[ServerHandle | BaseException]
+) -> None:
     handle: ServerHandle | None = None
 
     async def main() -> None:
         nonlocal handle
-        async with serve(config) as server:
+        async with serve(config, progress=progress) as server:
             handle = ServerHandle(server, trio.lowlevel.current_trio_token(), threading.current_thread())
             started.put(handle)
             await server.wait_drain()

@@ -18,33 +18,44 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four seconds pass each time somebody looks."""
-    moments = itertools.count(0, 4)
+    """Two seconds pass each time somebody looks."""
+    moments = itertools.count(0, 2)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
 
 
 def test_a_terminal_gets_a_bar_that_is_wiped_in_the_end() -> None:
     out = Terminal()
-    with Progress("requests", 4, stream=out) as progress:
-        progress.advance(2, note="99 tokens/s")
+    with Progress(out) as progress:
+        progress("requests", 0, 2)
+        progress.advance("99 tokens/s")
     drawn = out.getvalue().split("\r\x1b[K")
-    assert drawn[2] == f"requests [{'#' * 15}{'.' * 15}] 2/4 99 tokens/s"
+    assert drawn[2] == f"requests [{'#' * 15}{'.' * 15}] 50 % 2.0 s 99 tokens/s"
     assert drawn[-1] == ""
 
 
-def test_a_file_gets_a_plain_line_now_and_then() -> None:
+def test_a_bar_that_is_wiped_comes_back_only_when_there_is_more_to_show() -> None:
+    out = Terminal()
+    with Progress(out) as progress:
+        progress("weights", 10, 10)
+        progress.close()
+        wiped = out.getvalue()
+    assert wiped.endswith("\r\x1b[K")
+    assert out.getvalue() == wiped
+
+
+def test_a_file_gets_each_stage_at_its_start_and_then_a_plain_line_now_and_then() -> None:
     out = io.StringIO()
-    with Progress("requests", 10, stream=out) as progress:
-        for _ in range(10):
-            progress.advance()
-    lines = out.getvalue().splitlines()
-    assert 1 < len(lines) < 10
-    assert lines[0].startswith("requests ")
-    assert "\r" not in out.getvalue()
+    with Progress(out) as progress:
+        progress("kernels", 0, 40)
+        progress("requests", 0, 10)
+        for _ in range(6):
+            progress.advance("fine")
+    assert out.getvalue().splitlines() == ["kernels ...", "requests ...", "requests 3/10 fine", "requests 6/10 fine"]
 
 
 def test_an_unknown_total_is_not_shown() -> None:
     out = Terminal()
-    with Progress("requests", None, stream=out) as progress:
-        progress.advance(3)
+    with Progress(out) as progress:
+        progress("requests", 2, None)
+        progress.advance()
     assert "requests 3\r" in out.getvalue()

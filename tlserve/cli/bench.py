@@ -6,25 +6,28 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from tlserve.cli import plot
+from tlserve.cli.arguments import add_engine_options, engine_config, natural, new_parser, positive
 from tlserve.cli.bench_tests import Batched, Bench, Single
-from tlserve.cli.engine_options import add_engine_options, engine_config, natural, positive
 from tlserve.cli.progress import Progress
-from tlserve.cli.start_progress import StartProgress
 from tlserve.loading import load
 
 BLOCK_SIZE = 16
 
 DESCRIPTION = """Measure tokens/s of a model: reading a prompt (pp), generating (tg), and both for many streams at
 once. Tests are named and defined as in llama-bench and llama-batched-bench."""
+EXAMPLES = (
+    "trio-tlserve bench --model-dir model.gguf",
+    "trio-tlserve bench --model-dir model.gguf -p 512,4096 -n 128 --streams 1,8,16 --json > bench.json",
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    plot.check_option(parser, arguments)
+    arguments = parser().parse_args(argv)
+    plot.check_option(parser(), arguments)
     singles = _singles(arguments)
     batches = [Batched(n, arguments.batched_prompt, arguments.batched_gen) for n in arguments.streams if n]
     figures = _measure(arguments, singles, batches)
@@ -34,10 +37,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trio-tlserve bench", description=DESCRIPTION)
-    add_engine_options(parser)
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    made = new_parser("bench", DESCRIPTION, examples=EXAMPLES)
+    add_engine_options(made)
+    add = made.add_argument
     add("-p", "--n-prompt", type=_counts, default=[512], metavar="N,..", help="prompt lengths; default 512, 0 = none")
     add("-n", "--n-gen", type=_counts, default=[128], metavar="N,..", help="generated lengths; default 128, 0 = none")
     add("-d", "--n-depth", type=_counts, default=[0], metavar="N,..", help="tokens before those; default 0")
@@ -48,13 +51,20 @@ def _parser() -> argparse.ArgumentParser:
         type=_counts,
         default=[1, 2, 4, 8, 16, 32],
         metavar="N,..",
-        help="batched streams; default 1,2,4,8,16,32, 0 = none",
+        help="how many at once; default 1,2,4,8,16,32, 0 = none",
     )
-    add("-npp", "--batched-prompt", type=positive, default=128, metavar="N", help="prompt of a batched stream")
-    add("-ntg", "--batched-gen", type=positive, default=64, metavar="N", help="tokens that it generates")
-    add("--seed", type=int, default=0, help="of the random tokens")
-    plot.add_option(parser)
-    return parser
+    add(
+        "-npp",
+        "--batched-prompt",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="tokens that a batched stream reads; default 128",
+    )
+    add("-ntg", "--batched-gen", type=positive, default=64, metavar="N", help="tokens that it generates; default 64")
+    add("--seed", type=int, default=0, metavar="N", help="of the random tokens; default 0")
+    plot.add_option(made)
+    return made
 
 
 def _counts(text: str) -> list[int]:
@@ -77,20 +87,17 @@ def _measure(arguments: argparse.Namespace, singles: list[Single], batches: list
         max_num_seqs=_most_streams(batches),
         queue_capacity=_most_streams(batches),
     )
-    loaded = load(config, StartProgress())
-    try:
+    with Progress() as progress, closing(load(config, progress)) as loaded:
         bench = Bench(loaded.engine, loaded.runners[0].vocab_size, seed=arguments.seed)
         num_runs = arguments.repetitions + 1  # the first one of each is not counted
-        with Progress("runs", num_runs * (len(singles) + len(batches))) as progress:
-            return {
-                "model": config.model_id,
-                "fingerprint": loaded.fingerprint,
-                "threads": config.engine.num_threads,
-                "tests": [_single_figures(bench, test, num_runs, progress) for test in singles],
-                "batched": [_batched_figures(bench, test, num_runs, progress) for test in batches],
-            }
-    finally:
-        loaded.close()
+        progress("runs", 0, num_runs * (len(singles) + len(batches)))
+        return {
+            "model": config.model_id,
+            "fingerprint": loaded.fingerprint,
+            "threads": config.engine.num_threads,
+            "tests": [_single_figures(bench, test, num_runs, progress) for test in singles],
+            "batched": [_batched_figures(bench, test, num_runs, progress) for test in batches],
+        }
 
 
 def _most_streams(batches: list[Batched]) -> int:
@@ -107,7 +114,7 @@ def _single_figures(bench: Bench, test: Single, num_runs: int, progress: Progres
     rates: list[float] = []
     for _ in range(num_runs):
         rates.append(test.num_tokens / bench.single(test))
-        progress.advance(note=f"{test.name} {rates[-1]:.1f} t/s")
+        progress.advance(f"{test.name} {rates[-1]:.1f} t/s")
     samples = rates[1:]
     return {
         "test": test.name,
@@ -124,7 +131,7 @@ def _batched_figures(bench: Bench, test: Batched, num_runs: int, progress: Progr
     times: list[tuple[float, float]] = []
     for _ in range(num_runs):
         times.append(bench.batched(test))
-        progress.advance(note=f"{test.num_streams} streams")
+        progress.advance(f"{test.num_streams} streams")
     prompt_seconds, seconds = (statistics.median(column) for column in zip(*times[1:], strict=True))
     num_prompt = test.num_streams * test.num_prompt
     num_generated = test.num_streams * test.num_generated

@@ -5,19 +5,33 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from tlserve.cli.arguments import new_parser
 from tlserve.config import ServeConfig, json_schema
+
+DESCRIPTION = """Print the configuration that is in force, as a runtime.toml that gives the same one: the file, the
+TL_ENGINE__<KEY> variables and the defaults. Keys without a value are comments."""
+EXAMPLES = (
+    "trio-tlserve config runtime.toml",
+    "TL_ENGINE__MAX_NUM_SEQS=8 trio-tlserve config runtime.toml > effective.toml",
+    "trio-tlserve config --schema > runtime.schema.json",
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="trio-tlserve config", description="Print the effective configuration.")
-    parser.add_argument("file", nargs="?", help="a runtime.toml; TL_ENGINE__ variables are applied")
-    parser.add_argument("--schema", action="store_true", help="print the JSON schema of runtime.toml instead")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     if arguments.schema:
         print(json.dumps(json_schema(), indent=2))
     elif arguments.file is None:
-        parser.error("a file is required unless --schema is given")
+        parser().error("a file is required unless --schema is given")
     else:
         print(ServeConfig.load(arguments.file).to_toml(), end="")
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = new_parser("config", DESCRIPTION, examples=EXAMPLES)
+    made.add_argument("file", nargs="?", type=Path, help="a runtime.toml")
+    made.add_argument("--schema", action="store_true", help="print the JSON schema of runtime.toml instead")
+    return made

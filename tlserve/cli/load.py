@@ -6,12 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import trio
 
 from tlserve.cli import plot
-from tlserve.cli.engine_options import natural, positive
+from tlserve.cli.arguments import add_json_option, api_origin, natural, new_parser, positive, positive_float
 from tlserve.cli.load_prompts import Prompts
 from tlserve.cli.load_report import summarise, table
 from tlserve.cli.load_run import Plan, probe, run_load
@@ -21,13 +20,16 @@ from tlserve.http.client import Origin
 
 DESCRIPTION = """Stream answers from an OpenAI-compatible server and report tokens/s, time to first token, time
 between tokens and errors. Prompts are random words, no two alike, so prefix caches do not help."""
+EXAMPLES = (
+    "trio-tlserve load --base-url http://127.0.0.1:8000/v1 --concurrency 16",
+    "trio-tlserve load --base-url http://127.0.0.1:8000/v1 --rate 2 --duration 60 --json > load.json",
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    plot.check_option(parser, arguments)
-    origin = _origin(parser, arguments)
+    arguments = parser().parse_args(argv)
+    plot.check_option(parser(), arguments)
+    origin = api_origin(parser(), arguments.base_url)
     plan = _plan(arguments)
     answers: list[Answer] = []
     try:
@@ -42,42 +44,37 @@ def main(argv: Sequence[str]) -> int:
     return 0 if summary["num_complete"] else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trio-tlserve load", description=DESCRIPTION)
-    parser.add_argument("--base-url", required=True, metavar="URL", help="as clients have it: http://HOST:PORT/v1")
-    parser.add_argument("--model", help="default: the first of /v1/models")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
-    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
-    pace = parser.add_mutually_exclusive_group()
-    pace.add_argument("--concurrency", type=positive, default=1, metavar="N", help="closed loop: N in flight")
-    pace.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R requests/s, Poisson arrivals")
-    amount = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    made = new_parser("load", DESCRIPTION, examples=EXAMPLES)
+    made.add_argument("--base-url", required=True, metavar="URL", help="as clients have it: http://HOST:PORT/v1")
+    made.add_argument("--model", metavar="ID", help="default: the first of /v1/models")
+    made.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    made.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: chat")
+    pace = made.add_mutually_exclusive_group()
+    pace.add_argument(
+        "--concurrency", type=positive, default=1, metavar="N", help="closed loop: N in flight; default 1"
+    )
+    pace.add_argument("--rate", type=positive_float, metavar="R", help="open loop: R requests/s, Poisson arrivals")
+    amount = made.add_mutually_exclusive_group()
     amount.add_argument("--requests", type=positive, metavar="N", help="send N requests; default: 32")
-    amount.add_argument("--duration", type=_positive_float, metavar="S", help="send requests for S seconds")
-    parser.add_argument("--prompt-tokens", type=positive, default=128, metavar="N", help="tokens a prompt, about")
-    parser.add_argument("--shared-prefix", type=natural, default=0, metavar="N", help="first N tokens alike in all")
-    parser.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="tokens an answer, exactly")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; the same seed sends the same")
-    parser.add_argument("--timeout", type=_positive_float, default=600.0, metavar="S", help="seconds for one answer")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    plot.add_option(parser)
-    return parser
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def _origin(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Origin:
-    try:
-        origin = Origin.parse(arguments.base_url)
-    except ValueError as error:
-        parser.error(f"--base-url: {error}")
-    return origin if origin.path else replace(origin, path="/v1")
+    amount.add_argument("--duration", type=positive_float, metavar="S", help="send requests for S seconds")
+    made.add_argument(
+        "--prompt-tokens", type=positive, default=128, metavar="N", help="tokens a prompt, about; default 128"
+    )
+    made.add_argument(
+        "--shared-prefix", type=natural, default=0, metavar="N", help="first N tokens alike in all; default 0"
+    )
+    made.add_argument(
+        "--max-tokens", type=positive, default=128, metavar="N", help="tokens an answer, exactly; default 128"
+    )
+    made.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default 0")
+    made.add_argument(
+        "--timeout", type=positive_float, default=600.0, metavar="S", help="seconds for one answer; default 600"
+    )
+    add_json_option(made)
+    plot.add_option(made)
+    return made
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -114,13 +111,14 @@ async def _measure(arguments: argparse.Namespace, origin: Origin, plan: Plan, an
     prompts = Prompts(arguments.seed, cost.words_for(arguments.prompt_tokens), num_shared_words)
     start = trio.current_time()
     num_tokens = 0
-    with Progress("requests", plan.num_requests) as progress:
+    with Progress() as progress:
+        progress("requests", 0, plan.num_requests)
 
         def take(answer: Answer) -> None:
             nonlocal num_tokens
             answers.append(answer)
             num_tokens += answer.completion_tokens
-            progress.advance(note=f"{num_tokens / (trio.current_time() - start or 1.0):.0f} tokens/s")
+            progress.advance(f"{num_tokens / (trio.current_time() - start or 1.0):.0f} tokens/s")
 
         await run_load(target, prompts, plan, take)
     return target

@@ -9,15 +9,15 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tlserve.cli.engine_options import add_engine_options, engine_config, positive
+from tlserve.cli.arguments import add_engine_options, engine_config, new_parser, positive
 from tlserve.cli.progress import Progress
-from tlserve.cli.start_progress import StartProgress
 from tlserve.engine.step_batch import Model
 from tlserve.errors import ConfigError
 from tlserve.loading import load
@@ -29,10 +29,14 @@ BLOCK_SIZE = 16
 
 DESCRIPTION = """Print the perplexity of a model on a text: chunks of --ctx-size tokens, the second half of each
 scored, as llama-perplexity does."""
+EXAMPLES = (
+    "trio-tlserve perplexity --model-dir model.gguf text.txt",
+    "trio-tlserve perplexity --model-dir model.gguf --ctx-size 2048 --chunks 20 --weights f32 text.txt",
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     text = _read(arguments.text)
     config = engine_config(
         arguments,
@@ -42,28 +46,25 @@ def main(argv: Sequence[str]) -> int:
         block_size=BLOCK_SIZE,
         num_blocks=-(-arguments.ctx_size // BLOCK_SIZE),
     )
-    loaded = load(config, StartProgress())
-    try:
+    with Progress() as progress, closing(load(config, progress)) as loaded:
         tokenizer = loaded.chat_encoder.tokenizer
         ids = tokenizer.encode(text, add_special_tokens=True, parse_special=False)
         bos_id = tokenizer.bos_id if tokenizer.adds_bos else None
         chunks = cut(ids, arguments.ctx_size, bos_id)[: arguments.chunks]
-        estimate = _score(loaded.runners[0], chunks)
-    finally:
-        loaded.close()
+        estimate = _score(loaded.runners[0], chunks, progress)
     figures = {"ppl": estimate.ppl, "error": estimate.error, "num_tokens": estimate.count, "chunks": len(chunks)}
     final = f"Final estimate: PPL = {estimate.ppl:.4f} +/- {estimate.error:.5f}"
     print(json.dumps(figures, indent=2) if arguments.json else final)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trio-tlserve perplexity", description=DESCRIPTION)
-    add_engine_options(parser)
-    parser.add_argument("text", type=Path, help="a UTF-8 text file")
-    parser.add_argument("-c", "--ctx-size", type=_even, default=512, metavar="N", help="tokens of a chunk; default 512")
-    parser.add_argument("--chunks", type=positive, metavar="N", help="score the first N chunks; default: all")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    made = new_parser("perplexity", DESCRIPTION, examples=EXAMPLES)
+    add_engine_options(made)
+    made.add_argument("text", type=Path, help="a UTF-8 text file")
+    made.add_argument("-c", "--ctx-size", type=_even, default=512, metavar="N", help="tokens of a chunk; default 512")
+    made.add_argument("--chunks", type=positive, metavar="N", help="score the first N chunks; default: all")
+    return made
 
 
 def _even(text: str) -> int:
@@ -115,13 +116,13 @@ def cut(ids: Sequence[int], ctx_size: int, bos_id: int | None) -> list[NDArray[n
     return list(chunks)
 
 
-def _score(model: Model, chunks: Sequence[NDArray[np.int32]]) -> Estimate:
+def _score(model: Model, chunks: Sequence[NDArray[np.int32]], progress: Progress) -> Estimate:
     estimate = Estimate()
-    with Progress("chunks", len(chunks)) as progress:
-        for chunk in chunks:
-            for nll in score_chunk(model, chunk):
-                estimate.add(nll)
-            progress.advance(note=f"PPL {estimate.ppl:.4f}")
+    progress("chunks", 0, len(chunks))
+    for chunk in chunks:
+        for nll in score_chunk(model, chunk):
+            estimate.add(nll)
+        progress.advance(f"PPL {estimate.ppl:.4f}")
     return estimate
 
 

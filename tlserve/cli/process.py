@@ -39,9 +39,14 @@ def survive_lost_stderr() -> None:
     sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
 
 
+def needed_files(num_connections: int) -> int:
+    """Open files that so many connections come to, with all that the process has open beside them."""
+    return num_connections + MAX_REFUSALS + OWN_FILES
+
+
 def make_room_for(num_connections: int) -> None:
     """Raise the soft limit of open files so that many connections fit; say so where the hard limit is in the way."""
-    needed = num_connections + MAX_REFUSALS + OWN_FILES
+    needed = needed_files(num_connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from tlserve import log
+from tlserve.cli.arguments import new_parser
+from tlserve.cli.describe import describe, describe_access
 from tlserve.cli.process import make_room_for, survive_lost_stderr
-from tlserve.cli.start_progress import StartProgress
+from tlserve.cli.progress import Progress
 from tlserve.config import ServeConfig
 from tlserve.errors import ConfigError, StoppedWhileLoading
 from tlserve.server import Server, run
 
-DESCRIPTION = "Serve a model over HTTP with the OpenAI API until SIGTERM or SIGINT; a second signal ends it at once."
+DESCRIPTION = """Serve a model over HTTP with the OpenAI API until SIGTERM or SIGINT, which let requests in flight
+finish; a second signal ends it at once."""
+EXAMPLES = (
+    "trio-tlserve runtime.toml",
+    "TL_ENGINE__HTTP_LISTEN=127.0.0.1:8001 trio-tlserve runtime.toml",
+    "trio-tlserve --help   # the other commands",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,13 +35,11 @@ def main(argv: Sequence[str]) -> int:
     config = ServeConfig.load(path)
     log.configure(config.log_format)
     make_room_for(config.max_connections)
-    is_text = config.log_format == "text"
     try:
-        run(
-            config,
-            progress=StartProgress(sys.stderr) if is_text else _LoggedProgress(),
-            on_ready=_show_banner if is_text else _log_ready,
-        )
+        if config.log_format == "text":
+            _run_in_text(config)
+        else:
+            run(config, progress=_LoggedProgress(), on_ready=_log_ready)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except StoppedWhileLoading:
@@ -40,15 +49,32 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def parser() -> argparse.ArgumentParser:
+    made = new_parser("", DESCRIPTION, examples=EXAMPLES)
+    made.add_argument("file", nargs="?", help="a runtime.toml; TL_ENGINE__<KEY> variables override its keys")
+    made.add_argument("--config", metavar="FILE", help="the same, as an option")
+    return made
+
+
 def _parse(argv: Sequence[str]) -> str:
-    parser = argparse.ArgumentParser(prog="trio-tlserve", description=DESCRIPTION)
-    parser.add_argument("file", nargs="?", help="a runtime.toml; TL_ENGINE__<KEY> variables override its keys")
-    parser.add_argument("--config", dest="config", metavar="FILE", help="the same, as an option")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     if (arguments.file is None) == (arguments.config is None):
-        parser.error("give one configuration file, as trio-tlserve runtime.toml or trio-tlserve --config runtime.toml")
+        parser().error(
+            "give one configuration file, as trio-tlserve runtime.toml or trio-tlserve --config runtime.toml"
+        )
     chosen: str = arguments.file or arguments.config
     return chosen
+
+
+def _run_in_text(config: ServeConfig) -> None:
+    progress = Progress(sys.stderr)
+
+    def on_ready(server: Server) -> None:
+        progress.close()
+        print(banner(server), file=sys.stderr, flush=True)
+
+    with progress:
+        run(config, progress=progress, on_ready=on_ready)
 
 
 def _end_at_once() -> None:
@@ -71,18 +97,31 @@ class _LoggedProgress:
 
 
 def _log_ready(server: Server) -> None:
+    """What the banner says, as one record."""
     host, port = server.health_addr
-    fields = {"model": server.config.model_id, "url": server.base_url, "health": f"{host}:{port}"}
-    log.LOGGER.info("serving", extra=fields)
+    view, config = server.overview, server.config
+    fields = asdict(view) | {"total_bytes": view.total_bytes}
+    fields["model"] = fields.pop("model_id")
+    has = {"tls": config.tls_cert is not None, "api_keys": config.api_keys_file is not None}
+    addresses = {"url": server.base_url, "health": f"{host}:{port}"}
+    log.LOGGER.info("serving", extra=fields | has | addresses)
 
 
-def _show_banner(server: Server) -> None:
-    url, model = server.base_url, server.config.model_id
-    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Hi"}}],"stream":true}}'
+def banner(server: Server) -> str:
+    """What is served, from how much memory, where, and a line to try it with."""
     host, port = server.health_addr
-    print(
-        f"serving {model} at {url}, health and metrics at http://{host}:{port}; try\n\n"
-        f"    curl -N {url}/chat/completions -d '{body}'\n",
-        file=sys.stderr,
-        flush=True,
-    )
+    health = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    lines = [*describe(server.overview), *describe_access(server.config, server.base_url, f"{health}/healthz")]
+    return "\n".join([*lines, "", "try", f"  {_curl(server)}", ""])
+
+
+def _curl(server: Server) -> str:
+    """A command that streams an answer, with what a certificate of one's own and keys take."""
+    message = {"role": "user", "content": "Hi"}
+    body = json.dumps({"model": server.config.model_id, "messages": [message], "stream": True})
+    words = ["curl", "-N", f"{server.base_url}/chat/completions", "-d", shlex.quote(body)]
+    if server.config.tls_cert is not None:
+        words[1:1] = ["--cacert", shlex.quote(str(server.config.tls_cert))]
+    if server.config.api_keys_file is not None:
+        words[-2:-2] = ["-H", '"Authorization: Bearer $API_KEY"']
+    return " ".join(words)

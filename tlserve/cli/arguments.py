@@ -1,0 +1,113 @@
+"""What command lines have in common: the layout of help, kinds of values, options that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tlserve.config import ENV_PREFIX, ServeConfig, sources
+from tlserve.http.client import Origin
+
+HELP_WIDTH = 100
+MODEL_VARIABLE = f"{ENV_PREFIX}MODEL_DIR"
+
+
+def new_parser(name: str, description: str, *, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser of ``trio-tlserve name``, whose help ends with lines that can be pasted."""
+    return argparse.ArgumentParser(
+        prog=f"trio-tlserve {name}".strip(),
+        description=textwrap.fill(" ".join(description.split()), HELP_WIDTH),
+        epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=HELP_WIDTH),
+    )
+
+
+def positive(text: str) -> int:
+    """An argument that counts something; argparse shows the message."""
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def _at_least(least: int, text: str) -> int:
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be {least} or more, got {value}")
+    return value
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, in which precision, on how many threads: for commands without a configuration file."""
+    parser.add_argument(
+        "--model-dir", required=True, type=Path, metavar="PATH", help="a model directory or a .gguf file"
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="compute threads; default: all cores")
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "f32", "q8", "q4"),
+        default="auto",
+        help="precision in memory; default: the file's",
+    )
+    parser.add_argument("--kv-dtype", choices=("f32", "f16"), default="f16", help="of keys and values; default: f16")
+    add_json_option(parser)
+
+
+def engine_config(arguments: argparse.Namespace, **overrides: Any) -> ServeConfig:
+    """The configuration that the engine options ask for. Raises ConfigError."""
+    given = {"threads": arguments.threads} if arguments.threads is not None else {}
+    chosen = {"weights": arguments.weights, "kv_dtype": arguments.kv_dtype}
+    return ServeConfig.for_model(arguments.model_dir, **given, **chosen, **overrides)
+
+
+def api_origin(parser: argparse.ArgumentParser, base_url: str) -> Origin:
+    """Of the value of --base-url; without a path it is that of a server's API."""
+    try:
+        origin = Origin.parse(base_url)
+    except ValueError as error:
+        parser.error(f"--base-url: {error}")
+    return origin if origin.path else replace(origin, path="/v1")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration, what it was read from, and where each key that is set has its value from."""
+
+    config: ServeConfig
+    name: str
+    sources: dict[str, str]
+
+
+def add_choice_arguments(parser: argparse.ArgumentParser) -> None:
+    """A file, or a model with the defaults; ``choose`` wants exactly one of them."""
+    parser.add_argument("file", nargs="?", type=Path, help=f"a runtime.toml; {ENV_PREFIX}<KEY> variables override it")
+    parser.add_argument("--model-dir", type=Path, metavar="PATH", help="instead: a model, and defaults for the rest")
+
+
+def choose(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Choice:
+    """The configuration of the file, or of the model; the environment overrides both. Raises ConfigError."""
+    if (arguments.file is None) == (arguments.model_dir is None):
+        parser.error("give either a runtime.toml or --model-dir")
+    if arguments.file is not None:
+        config = ServeConfig.load(arguments.file)
+        return Choice(config, str(arguments.file), sources(arguments.file.read_text(encoding="utf-8"), os.environ))
+    env = {key: value for key, value in os.environ.items() if key != MODEL_VARIABLE}
+    config = ServeConfig.from_toml("", env | {MODEL_VARIABLE: os.path.abspath(arguments.model_dir)})
+    return Choice(config, "--model-dir", {"model_dir": "--model-dir"} | sources("", env))
