@@ -24,6 +24,7 @@ def main() -> int:
         warm_up=0.2,
         max_growth=0.02,
         max_health_p99=0.05,
+        max_refusal_p99=0.05,
         seed=arguments.seed,
     )
     report = trio.run(soak, plan)
