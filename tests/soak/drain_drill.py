@@ -1,6 +1,7 @@
 """``make drain-drill``: two servers behind HAProxy are restarted in turn under constant load; no request may fail.
 
-A request has failed when it gets anything but 200 and its whole right answer. Exit status 1 if one has.
+HAProxy runs docs/deploy/haproxy.cfg. A request has failed when it gets anything but 200 and its whole right answer.
+Exit status 1 if one has.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 import trio
 
 from tests.client import Address
+from tests.deploy.programs import find
+from tests.deploy.proxies import CHECK_INTERVAL, Backend
+from tests.deploy.proxies import haproxy as proxied
 from tests.soak.clients import connected, events_in, request_bytes
-from tests.soak.haproxy import CHECK_INTERVAL, program, proxied
 from tests.soak.server_process import ROOT, ServerProcess, free_addresses, server_process
 from tests.soak.workload import Case, cases, of_document, of_events
 
@@ -47,7 +50,8 @@ async def drill(haproxy: Path, model: Path, num_restarts: int) -> Drill:
         places = [(addresses[0], addresses[1]), (addresses[2], addresses[3])]
         servers = [await stack.enter_async_context(_started(model, *place)) for place in places]
         result.answers = [await _ask(servers[0].api, case, is_stream=False) for case in result.cases]
-        async with proxied(haproxy, front, servers), trio.open_nursery() as nursery:
+        backends = [Backend(server.api, server.health) for server in servers]
+        async with proxied(haproxy, front, backends), trio.open_nursery() as nursery:
             load = trio.CancelScope()
             nursery.start_soon(_load, result, load)
             for number in range(num_restarts):
@@ -110,7 +114,7 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=10)
     parser.add_argument("--model", type=Path, default=ROOT / "fixtures/tiny-llama")
     arguments = parser.parse_args()
-    haproxy = program()
+    haproxy = find("haproxy")
     if haproxy is None:
         parser.error("haproxy is not installed; as root, make drain-drill installs Debian's package")
     result = trio.run(drill, haproxy, arguments.model, arguments.restarts)
