@@ -44,7 +44,6 @@ NOT_JSON = {
     "comment": b'{"a":1}//',
     "raw line end in a string": b'{"a":"\n"}',
     "cut off": b'{"a":',
-    "a number of a hundred thousand digits": b'{"a":' + b"9" * 100_000 + b"}",
 }
 
 
@@ -180,6 +179,8 @@ def test_messages_name_field_rule_and_value() -> None:
         (b'{"model":"m","prompt":', None),  # cut off
         (b'{"model":"m","prompt":"' + b'a,:[\\\\\\"' * 300_000 + b'","seed":NaN}', "seed"),  # far behind, and found
         (b'{"prompt":' + b"[" * 40_000, "prompt"),
+        (b'{"model":"m","seed":' + b"1" * 1_001 + b',"prompt":"a"}', "seed"),
+        (b'{"model":"m","prompt":[[1],[' + b"1," * 9_000 + b"1" * 9_000 + b"]]}", "prompt"),
         (b'{"prompt":[' + b"0," * 30_000 + b"NaN]}", None),  # farther than anybody looks
     ],
 )

@@ -61,6 +61,40 @@ def test_marks_inside_strings_do_not_count(text: str) -> None:
         counts.check_counts(completion(prompt="x" * shift + text * 250_000))
 
 
+@pytest.mark.parametrize("before", [b"", b"-", b"0.", b"1e", b'"a",', b'"' + b"5" * 5_000 + b'",', b"9," * 700])
+@pytest.mark.parametrize("slice_bytes", [counts.SLICE_BYTES, 64])
+def test_a_number_may_have_a_thousand_digits_wherever_it_stands(
+    before: bytes, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "SLICE_BYTES", slice_bytes)
+    for shift in range(0, 126, 7):
+        start = b'{"a":[' + b" " * shift + before
+        counts.check_digits(start + b"1" * 1_000 + b"]}")
+        with pytest.raises(InvalidRequest, match=r"^the body must not hold numbers of more than 1,000 digits$"):
+            counts.check_digits(start + b"1" * 1_001 + b"]}")
+
+
+def test_text_may_have_any_number_of_digits() -> None:
+    for raw in (
+        completion(prompt="1" * 100_000),
+        completion(prompt='"\\' + "1" * 100_000),
+        completion(a=[12345] * 9_000),
+    ):
+        counts.check_digits(raw)
+
+
+@given(st.lists(st.sampled_from([1, 8, 64, 125, 999, 1_000, 1_001, 2_000]), max_size=6), st.data())
+def test_the_longest_run_of_digits_is_that_of_the_numbers(lengths: list[int], data: st.DataObject) -> None:
+    values = [data.draw(st.sampled_from(["1" * length, int("1" * length)])) for length in lengths]
+    raw = json.dumps({"a": values}).encode()
+    longest = max((len(str(value)) for value in values if isinstance(value, int)), default=0)
+    if longest <= counts.MAX_DIGITS:
+        counts.check_digits(raw)
+    else:
+        with pytest.raises(InvalidRequest):
+            counts.check_digits(raw)
+
+
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a\\"[{,:é\n'),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='"\\,:['), inner, max_size=4),

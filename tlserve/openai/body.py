@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from tlserve.errors import InvalidRequest
 from tlserve.openai.blame import field_at_fault
-from tlserve.openai.counts import check_counts
+from tlserve.openai.counts import check_counts, check_digits
 
 MAX_NESTING = 64
 MAX_SHOWN = 64  # characters of a client's value that are given back in a message
@@ -66,10 +66,11 @@ def decode_object(body: bytes) -> dict[str, object]:
     """Decode one JSON object; integral floats come back as integers, and the last of equal keys wins.
 
     Raises InvalidRequest for anything that is not valid UTF-8 and JSON, an unpaired surrogate, a number that
-    is not finite or has more than 4,300 digits, or more than MAX_NESTING levels, wherever it stands.
+    is not finite or has more than MAX_DIGITS digits, or more than MAX_NESTING levels, wherever it stands.
     """
     if not body.strip():
         raise InvalidRequest("the body is empty, it must be one JSON object")
+    check_digits(body)
     try:
         value = _DECODER.decode(body)
     except RecursionError:
@@ -104,8 +105,9 @@ def _blamed(error: InvalidRequest, body: bytes, request_type: type[Struct]) -> I
 
 def _is_json(text: bytes) -> bool:
     try:
+        check_digits(text)
         _DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
