@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import openai
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from tests.scrape import metric, wait_for_metric, wait_until_free
 from tlserve import ServeConfig, ServerHandle, spawn
 from tlserve.errors import EngineDied
 from tlserve.model.batch import Batch, ForwardOutput
@@ -40,20 +39,6 @@ def server() -> Iterator[ServerHandle]:
 def client(server: ServerHandle) -> Iterator[OpenAI]:
     with client_of(server) as client:
         yield client
-
-
-def metric(server: ServerHandle, name: str) -> float:
-    host, port = server.health_addr
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics") as reply:
-        page = reply.read().decode()
-    return next(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"{name} "))
-
-
-def wait_for_metric(server: ServerHandle, name: str, value: float) -> None:
-    end = time.monotonic() + 5
-    while metric(server, name) != value:
-        assert time.monotonic() < end, (name, metric(server, name))
-        time.sleep(0.01)
 
 
 # What works
@@ -248,7 +233,7 @@ def test_closing_a_stream_in_the_middle_frees_its_blocks() -> None:
         next(stream)
         assert metric(server, 'tl_engine_kv_blocks{state="used"}') > 0
         stream.close()
-        wait_for_metric(server, 'tl_engine_kv_blocks{state="used"}', 0)
+        wait_until_free(server)
 
 
 def test_a_client_that_runs_out_of_patience_frees_its_blocks() -> None:
@@ -256,7 +241,7 @@ def test_a_client_that_runs_out_of_patience_frees_its_blocks() -> None:
     with spawn(config) as server, client_of(server, timeout=0.2) as client:
         with pytest.raises(openai.APITimeoutError):
             client.chat.completions.create(model="succ", messages=MESSAGE, max_tokens=4000)
-        wait_for_metric(server, 'tl_engine_kv_blocks{state="used"}', 0)
+        wait_until_free(server)
 
 
 # At [DONE] it leaves the generators below its own to the garbage collector, and trio warns of each.
