@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import trio
 from prometheus_client import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.client import Address, Reply, connect, get, metric, post, stream_events
 from tests.metrics.listed import LISTED
+from tests.metrics.open_metrics import parse_open_metrics
 from tlserve import ServeConfig, Server, serve
 from tlserve.metrics.page import Metrics
 
@@ -171,7 +171,7 @@ async def test_exemplars_name_the_request() -> None:
         await post(server.http_addr, COMPLETIONS, completion(), [("X-Request-Id", "mine")])
         reply = await page_of(server.health_addr, PROMETHEUS)
     assert reply.headers["content-type"] == OPEN
-    families = list(parse_open_metrics(reply.body.decode()))
+    families = parse_open_metrics(reply.body)
     exemplars = {
         family.name: sample.exemplar.labels for family in families for sample in family.samples if sample.exemplar
     }

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.exposition import generate_latest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.metrics.open_metrics import parse_open_metrics, write_open_metrics
 from tlserve.http.access import Outcome, RequestRecord
 from tlserve.http.messages import Note
 from tlserve.metrics.requests import EXEMPLAR_CHARACTERS, REASONS, RequestMetrics, end_reasons
@@ -110,7 +109,8 @@ def test_choices_that_were_cut_short_say_by_what(
 
 def test_a_request_that_found_the_queue_full_counts_once_and_is_not_timed() -> None:
     """Whether it was turned away before or after its prompts were known."""
-    for notes in ({"error": "rate_limit_exceeded"}, SERVED | {"finish": "none,none", "error": "rate_limit_exceeded"}):
+    error: dict[str, Note] = {"error": "rate_limit_exceeded"}
+    for notes in (error, SERVED | {"finish": "none,none"} | error):
         counted = Counted(record(notes, status=429))
         assert counted.reasons() == {"queue_full": 1}
         assert counted.observed() == set()
@@ -152,14 +152,13 @@ def test_an_exemplar_leads_to_the_trace_and_to_the_log_as_far_as_there_is_room(
     request_id: str, trace_id: str | None
 ) -> None:
     counted = Counted(record(SERVED | {"trace_id": trace_id}, request_id=request_id))
-    page = generate_latest(counted.registry).decode()
-    families = {family.name: family for family in text_string_to_metric_families(page)}
+    families = {family.name: family for family in parse_open_metrics(write_open_metrics(counted.registry))}
+    expected = {} if trace_id is None else {"trace_id": trace_id}
+    expected |= {"request_id": request_id} if len(request_id) < 128 else {}
+    assert sum(map(len, [*expected, *expected.values()])) <= EXEMPLAR_CHARACTERS
     for name in HISTOGRAMS:
-        (exemplar,) = [sample.exemplar for sample in families[f"tl_engine_{name}"].samples if sample.exemplar] or [None]
-        expected = {} if trace_id is None else {"trace_id": trace_id}
-        expected |= {"request_id": request_id} if len(request_id) < 128 else {}
-        assert (exemplar.labels if exemplar else {}) == expected
-        assert sum(map(len, [*expected, *expected.values()])) <= EXEMPLAR_CHARACTERS
+        found = [sample.exemplar.labels for sample in families[f"tl_engine_{name}"].samples if sample.exemplar]
+        assert found == ([expected] if expected else [])
 
 
 def test_a_request_that_broke_after_its_last_choice_has_ended_as_that_choice_did() -> None:
