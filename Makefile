@@ -2,13 +2,14 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+CLIENTS_BIN := .venv-clients/bin
 MODEL ?= smol-135m
 MODEL_DIR_smol-135m := artifacts/models/smol-135m/v3
 MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check fuzz soak drain-drill metrics equivalence mutants generate bench-peers bench-cache bench-spec clean
+.PHONY: help setup model run test lint check fuzz soak drain-drill deploy-check clients metrics equivalence mutants generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +27,10 @@ help:  ## Show this list
 
 .venv/bench: .venv/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
+
+.venv/deploy: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
 	@touch $@
 
 setup: .venv/package  ## Create .venv with the trio-tlserve command
@@ -54,6 +59,37 @@ soak: .venv/dev model  ## Clients of every kind at once; ARGS="--minutes 15 --mo
 
 drain-drill: .venv/dev .haproxy  ## Restart two servers behind HAProxy under load; ARGS="--restarts 10 --model DIR"
 	$(BIN)/python -m tests.soak.drain_drill $(ARGS)
+
+deploy-check: .venv/deploy .deploy-programs  ## Files of docs/deploy: by their programs and schemas, behind real proxies, as an image
+	DEPLOY=full $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deploy $(ARGS)
+
+.PHONY: .deploy-programs
+.deploy-programs:  # Debian's packages; without RUNLEVEL=1 they would start services of their own
+	@export PATH="$$PATH:/usr/sbin"; missing=; \
+	for pair in haproxy:haproxy nginx:nginx-light promtool:prometheus kubectl:kubernetes-client \
+	    systemd-analyze:systemd setpriv:util-linux; do \
+		command -v $${pair%:*} >/dev/null || missing="$$missing $${pair#*:}"; \
+	done; \
+	[ -z "$$missing" ] || { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends $$missing; }
+
+clients: .venv-clients/installed tests/clients/node_modules/.installed  ## Other people's clients against a live server
+	$(CLIENTS_BIN)/python -m pytest -W default --disable-warnings tests/clients  # what they warn of is theirs
+
+.venv-clients/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-clients
+	@echo 'installing the clients ...'
+	@$(CLIENTS_BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[clients]'
+	@touch $@
+
+tests/clients/node_modules/.installed: tests/clients/package.json | .node
+	npm install --prefix tests/clients --no-package-lock --no-audit --no-fund --silent
+	@touch $@
+
+.PHONY: .node
+.node:  # Debian's packages
+	@command -v node >/dev/null && command -v npm >/dev/null && command -v curl >/dev/null || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nodejs npm curl; }
 
 .PHONY: .haproxy
 .haproxy:  # Debian's package; without RUNLEVEL=1 it would start a service of its own
@@ -89,5 +125,5 @@ bench-spec: .venv/bench model  ## Prompt lookup against none
 	$(BIN)/python -m tests.bench.peers --rows spec $(ARGS)
 
 clean:  ## Remove what the other targets made, except the fetched model
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-clients tests/clients/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find tlserve tests fixtures -name __pycache__ -type d -exec rm -rf {} +
