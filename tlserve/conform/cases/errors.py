@@ -54,7 +54,7 @@ async def exact(server: Subject) -> None:
 async def _errors(server: Subject) -> list[Answer]:
     return [
         await server.post(CHAT, b"{"),
-        await server.post(CHAT, server.chat_body(n=2)),
+        await server.post(COMPLETIONS, server.text_body(echo=True)),
         await server.post(CHAT, server.chat_body(model="no-such-model")),
         await server.get("/no-such-route"),
         await server.request("DELETE", CHAT),

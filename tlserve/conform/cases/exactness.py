@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ from tlserve.conform.subject import CHAT, Body, Subject
 CASES = Cases("engine.md#why-nothing-changes-a-bit")
 LONG = "The ship sailed on, and nobody on board knew where it would land. " * 4
 NUM_AT_ONCE = 16
+
+
+def _never_cached() -> str:
+    """A long message that begins as no earlier one did: nothing of its answer comes from a cache."""
+    return f"{secrets.token_hex(8)}. {LONG}"
 
 
 def _bits(document: Found) -> Any:
@@ -48,18 +54,20 @@ async def _at_once(server: Subject, bodies: Sequence[Body]) -> list[Answer]:
 @CASES.add("exact.repeated", "an answer is the same bits each time, from a cached prefix too")
 async def repeated(server: Subject) -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 24}
-    first = _bits(await server.chat(LONG, **fields))
+    content = _never_cached()
+    first = _bits(await server.chat(content, **fields))
     for _ in range(2):
-        again = await server.chat(LONG, **fields)
+        again = await server.chat(content, **fields)
         again.check(_bits(again) == first, "the bits of the first answer")
 
 
 @CASES.add("exact.longer_prefix", "an answer does not depend on what shares its prefix")
 async def longer_prefix(server: Subject) -> None:
     fields = {"logprobs": True, "max_tokens": 16}
-    content = LONG + "Was it night?"
+    story = _never_cached()
+    content = story + "Was it night?"
     first = _bits(await server.chat(content, **fields))
-    for other in (LONG + "Was it day?", content + " Or was it?", LONG):
+    for other in (story + "Was it day?", content + " Or was it?", story):
         await server.chat(other, **fields)
     again = await server.chat(content, **fields)
     again.check(_bits(again) == first, "the bits of the first answer")

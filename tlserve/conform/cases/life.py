@@ -24,7 +24,9 @@ POLL_INTERVAL = 0.005  # seconds
 
 
 async def _long_answers(server: Subject) -> tuple[list[Body], float]:
-    """Bodies whose answers are long, and how many seconds these would take at the least."""
+    """Bodies whose answers are long, and how many seconds these would take at the least; once nothing else runs."""
+    while await _busy(server):
+        await trio.sleep(POLL_INTERVAL)
     num_tokens = min(await server.context() - 200, LONGEST_ANSWER)
     start = trio.current_time()
     await server.chat(max_tokens=NUM_PACED, ignore_eos=True)
@@ -51,20 +53,24 @@ async def _leave(server: Subject, bodies: Sequence[Body], *, when_active: bool) 
             await trio.aclose_forcefully(stream)
 
 
+async def _busy(server: Subject) -> str:
+    """The gauges that are not 0; "" when nothing runs."""
+    values = {name: await server.gauge(name) for name in (ACTIVE, USED, QUEUED)}
+    return ", ".join(f"{name} {value:g}" for name, value in values.items() if value)
+
+
 async def _falls_idle(server: Subject, seconds: float) -> None:
     """The gauges fall to 0 within a part of the time that the answers would have taken."""
     patience = min(PATIENCE, seconds / 2)
+    busy = "no answer of /metrics"
     with trio.move_on_after(patience):
-        while True:
-            values = {name: await server.gauge(name) for name in (ACTIVE, USED, QUEUED)}
-            if not any(values.values()):
-                return
+        while busy := await _busy(server):
             await trio.sleep(POLL_INTERVAL)
-    came = ", ".join(f"{name} {value:g}" for name, value in values.items() if value)
+        return
     raise Failed(
         sent=f"{NUM_CLIENTS} POST {CHAT}, and closed their connections",
         expected=f"gauges of 0 within {patience:.2g} s",
-        came=came,
+        came=busy,
     )
 
 

@@ -10,6 +10,7 @@ from tlserve.conform.subject import CHAT, PROMPT, Body, Subject, skip_unless
 
 CASES = Cases("api.md#streams", "core")
 USAGE = {"stream_options": {"include_usage": True}}
+PING = ": ping"  # sent when there has been no event for a while
 SPLIT = "\N{GRINNING FACE}"  # four bytes, one token only in a vocabulary that knows it
 
 
@@ -33,7 +34,11 @@ async def headers(server: Subject) -> None:
     answer.header("x-accel-buffering").equals("no")
 
 
-@CASES.add("chat.stream.framing", "one line `data: JSON` and an empty line an event, and no other", level="contract")
+@CASES.add(
+    "chat.stream.framing",
+    "an event is one line `data: JSON` and an empty line; between events there may be `: ping`",
+    level="contract",
+)
 async def framing(server: Subject) -> None:
     answer = await streamed(server, **USAGE)
     *frames, end = answer.body.split(b"\n\n")
@@ -41,7 +46,7 @@ async def framing(server: Subject) -> None:
         answer.fail("an empty line at the end", repr(end[-40:]))
     for frame in frames:
         text = frame.decode("utf-8", "replace")
-        if not text.startswith("data: ") or len(text.splitlines()) != 1:
+        if text != PING and not text.startswith("data: ") or len(text.splitlines()) != 1:
             answer.fail("one line that begins with `data: ` an event", repr(text))
 
 
