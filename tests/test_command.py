@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from tlserve import ServeConfig
 from tlserve.__main__ import main
 from tlserve.cli import process
 from tlserve.http.limits import MAX_REFUSALS
+from tlserve.kernels import jit
 from tlserve.log import LOGGER
 
 CHAT = "/v1/chat/completions"
@@ -153,6 +155,26 @@ async def test_a_step_that_fails_ends_it_with_70(config: Path) -> None:
     critical = next(json.loads(line) for line in command.lines if '"critical"' in line)
     assert "the engine broke" in critical["exception"]
     assert command.lines[-1] == "trio-tlserve: a step of the engine failed; the log has the traceback"
+
+
+async def test_a_disk_without_room_for_a_kernel_costs_one_warning(tmp_path: Path) -> None:
+    """No file may grow past a block, as on a full disk: it compiles, says so once, serves, leaves no part behind."""
+    cache = tmp_path / jit.cache_key()
+    # The last that loading looks for, so that no other has to be compiled as well.
+    shutil.copytree(jit.cache_root() / jit.cache_key(), cache, ignore=shutil.ignore_patterns("pack-F32-*"))
+    before = sorted(cache.iterdir())
+    config = tmp_path / "runtime.toml"
+    config.write_text(config_text(model_dir=str(ROOT / "fixtures/tiny-llama")))
+    limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *COMMAND, config]
+    async with running(limited, TLSERVE_CACHE_DIR=str(tmp_path)) as command:
+        api, _ = await command.wait_ready()
+        assert (await post(api, CHAT, chat(model="tiny-llama", max_tokens=3))).status == 200
+        command.send_signal(signal.SIGTERM)
+        assert await command.wait() == 0
+    warnings = [record["message"] for record in command.records if record["level"] == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("kernel cache cannot be written, kernels are compiled at each start: ")
+    assert sorted(cache.iterdir()) == before
 
 
 # What it refuses to start with
