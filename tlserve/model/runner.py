@@ -63,7 +63,9 @@ class ModelRunner:
         self.num_blocks = plan.num_blocks
         self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
         dims = dims_of(model, config, plan.num_blocks)
-        weights = load_weights(checkpoint, config.weights, plan.max_model_len, dims.kv_number_bytes, progress)
+        weights = load_weights(
+            checkpoint, config.weights, plan.max_model_len, dims.kv_number_bytes, config.num_threads, progress
+        )
         self._work = _allocate(buffer_shapes(dims, config, plan.max_model_len), plan.kv_bytes)
         self._forward = Forward(dims, weights, self._work, config.num_threads)
 

@@ -13,7 +13,8 @@ Norms and biases are float32 always.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from tlserve.kernels import pack
 from tlserve.kernels.attention import attention_addresses, attention_leaves
 from tlserve.kernels.jit import compile_all
-from tlserve.kernels.layout import LAYOUTS, Layout
+from tlserve.kernels.layout import LAYOUTS, ROWS, Layout
 from tlserve.kernels.leaves import addresses, leaves
 from tlserve.kernels.state import ABSENT, Matrix, Norm, Weights
 from tlserve.model.checkpoint import Checkpoint
@@ -31,13 +32,15 @@ from tlserve.model.config import ModelConfig, inverse_frequencies
 from tlserve.model.layout import EMBEDDING, FINAL_NORM, HEAD
 from tlserve.model.memory import check_fits
 from tlserve.model.quants import dequantise, dequantise_rows
-from tlserve.model.tensors import Tensor
+from tlserve.model.tensors import Format, Tensor
 
 Precision = Literal["auto", "f32", "q8", "q4"]
 Progress = Callable[[str, int, int], None]  # what, done, in all
 
 _ALIGNMENT = 64
-_ROWS_AT_ONCE = 1024  # converted together; whole tiles, so that each batch of rows has an aligned place
+# Stored bytes that a thread packs at once. Threads take the stretches of a file in order, so that together they still
+# read it from its beginning to its end.
+_STRETCH = 2 << 20
 _MATRIX_NAMES = {
     Matrix.Q: "self_attn.q_proj",
     Matrix.K: "self_attn.k_proj",
@@ -76,12 +79,13 @@ def load_weights(
     precision: Precision,
     max_model_len: int,
     kv_number_bytes: int,
+    num_threads: int = 1,
     progress: Progress = lambda what, done, total: None,
 ) -> Weights:
-    """Compile the kernels that a model needs, and pack its tensors.
+    """Compile the kernels that a model needs, and pack its tensors with so many threads.
 
-    The files' pages are given back to the system as they have been read. ``progress`` is told kernels, then bytes.
-    Raises ConfigError when the weights do not fit in memory.
+    The files' pages are given back to the system as they have been read. ``progress`` is told kernels, then bytes,
+    in the caller's thread; what it raises ends the packing. Raises ConfigError when the weights do not fit in memory.
     """
     placed = _place(checkpoint, precision)
     codes = sorted({item.layout.code for item in placed.values() if item.layout})
@@ -93,12 +97,7 @@ def load_weights(
     total = max(item.at + item.size for item in placed.values())
     check_fits("the weights", total)
     arena = pack.allocate(total)
-    done = 0
-    for item in placed.values():
-        _fill(arena, item)
-        _release(item.tensor.stored)
-        done += item.size
-        progress("weights", done, total)
+    _fill(arena, placed.values(), num_threads, lambda done: progress("weights", done, total))
     config = checkpoint.config
     cosines, sines = _rotations(config, max_model_len)
     return Weights(
@@ -144,26 +143,51 @@ def _layout(tensor: Tensor, precision: Precision) -> Layout:
     return LAYOUTS["Q8_0" if precision == "q8" or tensor.name in (EMBEDDING, HEAD) else "Q4_1"]
 
 
-def _fill(arena: NDArray[np.uint8], item: _Placed) -> None:
-    if item.layout is None:
-        values = dequantise(item.tensor)
+def _fill(
+    arena: NDArray[np.uint8], items: Iterable[_Placed], num_threads: int, report: Callable[[int], None]
+) -> None:
+    """Both packing and the first touch of an arena's pages, which the system clears, go faster with more threads."""
+    done = 0
+    with ThreadPoolExecutor(num_threads, "pack") as executor:
+        stretches = [executor.submit(_fill_rows, arena, item, rows) for item in items for rows in _stretches(item)]
+        try:
+            for stretch in as_completed(stretches):
+                done += stretch.result()
+                report(done)
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _stretches(item: _Placed) -> Iterator[slice]:
+    """The rows of a tensor in parts of whole tiles, so that each has an aligned place."""
+    num_rows, row_bytes = item.tensor.stored.shape
+    step = max(1, _STRETCH // (row_bytes * ROWS)) * ROWS
+    for first in range(0, num_rows, step):
+        yield slice(first, min(first + step, num_rows))
+
+
+def _fill_rows(arena: NDArray[np.uint8], item: _Placed, rows: slice) -> int:
+    """Gives the number of bytes filled."""
+    tensor, layout = item.tensor, item.layout
+    if layout is None:
+        values = dequantise(tensor)
         arena[item.at : item.at + values.nbytes] = values.view(np.uint8)
-    else:
-        _pack(arena, item, item.layout)
+        return item.size
+    columns = tensor.shape[1]
+    at = item.at + layout.packed_bytes(rows.start, columns)
+    stored = tensor.stored[rows] if tensor.row_order is None else tensor.stored[tensor.row_order[rows]]
+    pack.pack(layout, _converted(stored, tensor.format, layout), columns, arena, at)
+    if tensor.row_order is None:
+        _release(stored)
+    return layout.packed_bytes(rows.stop - rows.start, columns)
 
 
-def _pack(arena: NDArray[np.uint8], item: _Placed, layout: Layout) -> None:
-    tensor = item.tensor
-    rows, columns = tensor.shape
-    if layout is LAYOUTS[tensor.format.name]:
-        pack.pack(layout, tensor.stored, columns, arena, item.at, order=tensor.row_order)
-        return
-    for first in range(0, rows, _ROWS_AT_ONCE):
-        chosen = slice(first, first + _ROWS_AT_ONCE)
-        stored = tensor.stored[chosen] if tensor.row_order is None else tensor.stored[tensor.row_order[chosen]]
-        values = dequantise_rows(stored, tensor.format)
-        written = values.view(np.uint8) if layout is LAYOUTS["F32"] else pack.quantise_rows(values, layout)
-        pack.pack(layout, written, columns, arena, item.at + layout.packed_bytes(first, columns))
+def _converted(stored: NDArray[np.uint8], format: Format, layout: Layout) -> NDArray[np.uint8]:
+    """Rows of a file as rows of the layout's own format."""
+    if layout is LAYOUTS[format.name]:
+        return stored
+    values = dequantise_rows(stored, format)
+    return values.view(np.uint8) if layout is LAYOUTS["F32"] else pack.quantise_rows(values, layout)
 
 
 def _release(array: NDArray[np.uint8]) -> None:
