@@ -9,6 +9,7 @@ Rule 3: every wait on the peer has a deadline, here or in the caller.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import trio
@@ -119,9 +120,12 @@ class Peer:
     async def _send_piece(self, data: bytes) -> None:
         if self.departure is not None:
             raise PeerLeft
+        rest = data[self._send_at_once(data) :]
+        if not rest:
+            return
         with trio.move_on_after(self.write_timeout):
             try:
-                await self._stream.send_all(data)
+                await self._stream.send_all(rest)
                 return  # also when the peer was seen to leave meanwhile: it may have left with all it wanted
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._leave(Outcome.CLIENT_LEFT)
@@ -130,6 +134,18 @@ class Peer:
                 self._leave(Outcome.WRITE_TIMEOUT)
                 raise
         raise PeerLeft
+
+    def _send_at_once(self, data: bytes) -> int:
+        """How many bytes went out without waiting: of an event nearly always all.
+
+        They cost neither a deadline nor a visit to the event loop, which is half of what an event costs.
+        """
+        if not isinstance(self._stream, trio.SocketStream):
+            return 0
+        try:
+            return os.write(self._stream.socket.fileno(), data)
+        except OSError:  # no room, or a reason that the stream will name
+            return 0
 
     async def _linger(self) -> None:
         self.received.clear()

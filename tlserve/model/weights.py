@@ -143,9 +143,7 @@ def _layout(tensor: Tensor, precision: Precision) -> Layout:
     return LAYOUTS["Q8_0" if precision == "q8" or tensor.name in (EMBEDDING, HEAD) else "Q4_1"]
 
 
-def _fill(
-    arena: NDArray[np.uint8], items: Iterable[_Placed], num_threads: int, report: Callable[[int], None]
-) -> None:
+def _fill(arena: NDArray[np.uint8], items: Iterable[_Placed], num_threads: int, report: Callable[[int], None]) -> None:
     """Both packing and the first touch of an arena's pages, which the system clears, go faster with more threads."""
     done = 0
     with ThreadPoolExecutor(num_threads, "pack") as executor:

@@ -9,6 +9,7 @@ Rule 4: a fault after the start is raised like any other; the connection writes 
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -138,18 +139,36 @@ class Answer:
     async def _stream(self, reply: Reply) -> None:
         events = EventWriter(reply, b"".join(map(encode_event, self._form.opening())))
         encoder = ChunkEncoder(self._form.chunk)
+        data = b""
         async with self._submit() as outputs:
-            while True:
-                data = self._encoded(encoder, await _next_with_pings(outputs, events))
-                if self._num_open:
-                    data += b"".join(self._encoded(encoder, output) for output in outputs.take_ready(MAX_TOGETHER))
-                if not self._num_open:
-                    break
+            while self._num_open:
                 if data:
                     await events.write(data)
+                data = sse.PING  # unless something comes
+                with trio.CancelScope() as silence:
+                    data = await self._relay(outputs, encoder, events, silence)
         if self._spec.include_usage:
             data += encode_event(self._form.usage_chunk(self._usage()))
         await events.write(data + sse.DONE)
+
+    async def _relay(
+        self, outputs: Outputs, encoder: ChunkEncoder, events: EventWriter, silence: trio.CancelScope
+    ) -> bytes:
+        """Write what comes until the choices have ended or ``silence`` has; gives the events that are left to write.
+
+        ``silence`` is cancelled when the stream has been silent for too long. One scope for many waits, as a scope
+        for each would cost more than all else that is done for a token.
+        """
+        while True:
+            silence.deadline = events.ping_at
+            data = self._encoded(encoder, await anext(outputs))
+            silence.deadline = math.inf
+            if self._num_open:
+                data += b"".join(self._encoded(encoder, output) for output in outputs.take_ready(MAX_TOGETHER))
+            if not self._num_open or silence.cancel_called:  # the latter at the very moment when something came
+                return data
+            if data:
+                await events.write(data)
 
     @asynccontextmanager
     async def _submit(self) -> AsyncIterator[Outputs]:
@@ -214,11 +233,3 @@ class Answer:
         if self._first_token_time is None or num_gaps < 1:
             return None
         return (self._last_token_time - self._first_token_time) / num_gaps
-
-
-async def _next_with_pings(outputs: Outputs, events: EventWriter) -> tuple[int, TokenOut | PooledOut]:
-    """The next output; while it is waited for, a silent stream gets comments."""
-    while True:
-        with trio.move_on_at(events.ping_at):
-            return await anext(outputs)
-        await events.write(sse.PING)
