@@ -10,11 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.openai.fakes import EOS, QUEUE_TIME, Api, Pause, RecordedReply, fixed
+from tests.openai.fakes import EOS, QUEUE_TIME, Api, Pause, RecordedReply, _Generation, fixed
 from tlserve.errors import InternalFault, InvalidRequest, NoCapacity, Overloaded
 from tlserve.http import sse
 from tlserve.http.messages import Request
 from tlserve.openai.completions import completions
+from tlserve.openai.stream import PING_INTERVAL
 
 ENDPOINTS = ["chat", "complete"]
 
@@ -287,6 +288,24 @@ async def test_a_silent_stream_gets_pings(autojump_clock: MockClock) -> None:
     reply = await api.complete("a", stream=True, stop=["xyz"])
     events = [event if isinstance(event, str) else text_of(event["choices"][0]) for event in reply.events]
     assert events == ["b", ": ping", ": ping", "c", ": ping", "xy", "[DONE]"]
+
+
+async def test_what_comes_at_the_moment_of_a_ping_is_not_lost(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is there, and before the stream looks at it the time for a ping has passed."""
+    take = _Generation.__anext__
+
+    async def late(outputs: _Generation) -> Any:
+        output = await take(outputs)
+        autojump_clock.jump(PING_INTERVAL + 1)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return output
+
+    monkeypatch.setattr(_Generation, "__anext__", late)
+    reply = await Api(fixed(*b"bcdef", EOS)).complete("a", stream=True, max_tokens=6)
+    assert joined(reply.events) == "bcdef"
+    assert reply.events[-1] == "[DONE]"
 
 
 async def test_a_stream_starts_with_its_first_token_or_after_15_seconds(autojump_clock: MockClock) -> None:
