@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,11 @@ from typing import Any
 
 import openai
 import pytest
+import trio
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.scrape import metric, wait_for_metric, wait_until_free
-from tlserve import ServeConfig, ServerHandle, spawn
+from tlserve import ServeConfig, ServerHandle, serve, spawn
 from tlserve.errors import EngineDied
 from tlserve.model.batch import Batch, ForwardOutput
 from tlserve.model.runner import BigramRunner
@@ -107,6 +109,33 @@ def test_embeddings_in_base64_which_is_its_default_and_as_numbers(client: OpenAI
     assert sum(x * x for x in by_default.data[0].embedding) == pytest.approx(1.0)
 
 
+def test_embeddings_of_token_ids_are_those_of_their_text(client: OpenAI) -> None:
+    by_text = client.embeddings.create(model="succ", input=["first", "second"])
+    by_ids = client.embeddings.create(model="succ", input=[list(b"first"), list(b"second")])
+    assert [item.embedding for item in by_ids.data] == [item.embedding for item in by_text.data]
+
+
+def test_what_clients_send_along_changes_nothing(client: OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="succ",
+        messages=[{"role": "developer", "content": "x"}, {"role": "user", "content": "a", "name": "somebody"}],
+        max_completion_tokens=3,
+        temperature=0,
+        tools=[],
+        tool_choice="none",
+        parallel_tool_calls=True,
+        response_format={"type": "text"},
+        reasoning_effort="low",
+        store=False,
+        metadata={"key": "value"},
+        service_tier="auto",
+        prompt_cache_key="key",
+        user="somebody",
+        extra_headers={"OpenAI-Organization": "org", "OpenAI-Project": "project", "OpenAI-Beta": "none"},
+    )
+    assert completion.choices[0].message.content == "bcd"
+
+
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["succ"]
     assert client.models.retrieve("succ").object == "model"
@@ -190,7 +219,10 @@ def test_a_fault_of_ours_is_an_internal_server_error_and_ends_a_stream(break_mod
         server.join()
 
 
-def test_a_full_queue_is_a_rate_limit_error_and_a_retry_gets_in_once_there_is_room() -> None:
+def test_a_full_queue_is_a_rate_limit_error_and_a_retry_gets_in_once_there_is_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "openai")
     config = ServeConfig.for_model(SUCC, max_num_seqs=1, queue_capacity=1, step_delay=0.005)
     with spawn(config) as server, client_of(server) as client:
 
@@ -221,6 +253,7 @@ def test_a_full_queue_is_a_rate_limit_error_and_a_retry_gets_in_once_there_is_ro
                 )
             assert completion.choices[0].message.content == "bcd"
             assert len(tries) == 2
+            assert "Retrying request in 1.000000 seconds" in caplog.text  # what Retry-After says, not its own 0.5
 
 
 # Leaving
@@ -242,6 +275,19 @@ def test_a_client_that_runs_out_of_patience_frees_its_blocks() -> None:
         with pytest.raises(openai.APITimeoutError):
             client.chat.completions.create(model="succ", messages=MESSAGE, max_tokens=4000)
         wait_until_free(server)
+
+
+async def test_cancelling_the_asynchronous_client_in_the_middle_frees_its_blocks() -> None:
+    config = ServeConfig.for_model(SUCC, step_delay=0.005, prefix_cache="off")
+    async with serve(config) as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+        with trio.CancelScope() as scope:
+            async with await client.chat.completions.create(
+                model="succ", messages=MESSAGE, max_tokens=4000, stream=True
+            ) as stream:
+                async for _ in stream:
+                    scope.cancel()
+        assert scope.cancelled_caught
+        await trio.to_thread.run_sync(wait_until_free, server)
 
 
 # At [DONE] it leaves the generators below its own to the garbage collector, and trio warns of each.
