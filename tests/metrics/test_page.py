@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.client import Address, Reply, connect, get, metric, post, stream_events
+from tests.client import Address, Reply, connect, get, metric, post, stream_events, wait_for_metric
 from tests.metrics.listed import LISTED
 from tests.metrics.open_metrics import parse_open_metrics
 from tlserve import ServeConfig, Server, serve
@@ -19,6 +18,7 @@ from tlserve.metrics.page import Metrics
 
 SUCC = Path(__file__).parents[2] / "fixtures" / "succ"  # a byte-level bigram: after byte i comes byte i + 1
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+ENDED = 'tl_engine_ended_choices_total{{reason="{}"}}'
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
@@ -53,13 +53,11 @@ async def ask_in_every_way(server: Server) -> None:
     assert (await get(api, COMPLETIONS)).status == 405
     async with connect(api) as client:
         await client.start("POST", COMPLETIONS, completion(max_tokens=4000, stream=True))
-    with trio.fail_after(5):
-        while await ended(server, "client_left") != 1:  # noqa: ASYNC110 the page is all there is to watch
-            await trio.sleep(0.01)
+    await wait_for_metric(server.health_addr, ENDED.format("client_left"), 1)
 
 
 async def ended(server: Server, reason: str) -> float:
-    return await metric(server.health_addr, f'tl_engine_ended_choices_total{{reason="{reason}"}}')
+    return await metric(server.health_addr, ENDED.format(reason))
 
 
 async def page_of(health: Address, accept: str = "") -> Reply:
