@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tlserve.config import (
     default_model_id,
     json_schema,
     parse_listen,
+    sources,
 )
 from tlserve.errors import ConfigError
 
@@ -182,6 +184,28 @@ def test_toml_round_trips(chunk: int, blocks: int | None, origins: list[str], sp
         engine=EngineConfig(prefill_chunk=chunk, num_blocks=blocks, speculative=spec),
     )
     assert ServeConfig.from_toml(config.to_toml(), {}) == config
+
+
+@pytest.mark.parametrize("spec", ["", "speculative = {method = 'prompt_lookup', ngram_max = 7}"])
+def test_the_effective_configuration_names_every_key_and_reads_back(spec: str) -> None:
+    """Those without a value are comments; behind a nested table they would belong to it, were they none."""
+    text = read(spec).to_toml()
+    keys = json_schema()["properties"]["engine"]["properties"]
+    assert [
+        key for key in keys if not re.search(rf"^({key} = |# {key} is not set|\[engine\.{key}\])", text, re.M)
+    ] == []
+    assert ServeConfig.from_toml(text, {}).to_toml() == text
+
+
+def test_a_key_that_is_set_has_its_value_from_the_file_or_a_variable() -> None:
+    text = '[engine]\nmodel_dir = "m"\nthreads = 1\nspeculative = {method = "prompt_lookup"}\n[other]\nkey = 1\n'
+    env = {"TL_ENGINE__THREADS": "2", "TL_ENGINE__SPECULATIVE__NUM_TOKENS": "3", "PATH": "/bin"}
+    assert sources(text, env) == {
+        "model_dir": "file",
+        "threads": "TL_ENGINE__THREADS",
+        "speculative.method": "file",
+        "speculative.num_tokens": "TL_ENGINE__SPECULATIVE__NUM_TOKENS",
+    }
 
 
 def test_the_schema_fits_the_effective_configuration() -> None:

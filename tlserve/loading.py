@@ -70,39 +70,30 @@ class Opened:
     """
 
     config: ServeConfig
-    checkpoints: tuple[Checkpoint, ...]
-    engine_configs: tuple[EngineConfig, ...]
+    models: tuple[tuple[Checkpoint, EngineConfig], ...]
     plans: tuple[MemoryPlan, ...]
     chat_encoder: ChatEncoder
 
     @property
     def overview(self) -> Overview:
         draft = self.plans[1] if len(self.plans) > 1 else None
-        return overview_of(self.config, self.checkpoints[0], self.plans[0], draft, self.chat_encoder)
+        return overview_of(self.config, self.models[0][0], self.plans[0], draft, self.chat_encoder)
 
 
 def open_model(config: ServeConfig) -> Opened:
     """Read the files of the model, and decide how the memory is used. Raises ConfigError or ModelError."""
     checkpoint = open_checkpoint(config.model_dir)
     chat_encoder = load_text(checkpoint.text, checkpoint.path)
-    plan = plan_memory(checkpoint, config.engine)
-    opened = Opened(config, (checkpoint,), (config.engine,), (plan,), chat_encoder)
+    models = [(checkpoint, config.engine)]
     speculative = config.engine.speculative
-    if speculative is None or speculative.draft_model_dir is None:
-        return opened
-    draft = open_checkpoint(speculative.draft_model_dir)
-    # Its own context may be the shorter one; past it there are no drafts.
-    draft_config = replace(
-        config.engine, num_blocks=plan.num_blocks, kv_cache_mb=None, max_model_len=None, speculative=None
-    )
-    draft_plan = plan_memory(draft, draft_config, available=plan.available_bytes - plan.total_bytes)
-    check_draft_model(plan, draft_plan)
-    return replace(
-        opened,
-        checkpoints=(checkpoint, draft),
-        engine_configs=(config.engine, draft_config),
-        plans=(plan, draft_plan),
-    )
+    if speculative is not None and speculative.draft_model_dir is not None:
+        # Its own context may be the shorter one; past it there are no drafts.
+        draft_config = replace(config.engine, max_model_len=None, speculative=None)
+        models.append((open_checkpoint(speculative.draft_model_dir), draft_config))
+    plans = plan_memory(*models)
+    for draft in plans[1:]:
+        check_draft_model(plans[0], draft)
+    return Opened(config, tuple(models), plans, chat_encoder)
 
 
 def load(config: ServeConfig, progress: Progress) -> Loaded:
@@ -114,7 +105,7 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
     _announce_compiling()
     runners = [
         load_runner(checkpoint, engine_config, progress, plan=plan)
-        for checkpoint, engine_config, plan in zip(opened.checkpoints, opened.engine_configs, opened.plans, strict=True)
+        for (checkpoint, engine_config), plan in zip(opened.models, opened.plans, strict=True)
     ]
     engine = Engine(
         runners[0],
@@ -130,7 +121,7 @@ def load(config: ServeConfig, progress: Progress) -> Loaded:
         engine=engine,
         runners=tuple(runners),
         chat_encoder=opened.chat_encoder,
-        stop_ids=opened.chat_encoder.tokenizer.eos_ids | opened.checkpoints[0].config.eos_token_ids,
+        stop_ids=opened.chat_encoder.tokenizer.eos_ids | opened.models[0][0].config.eos_token_ids,
         fingerprint=runners[0].fingerprint,
         overview=opened.overview,
     )

@@ -112,7 +112,8 @@ def banner(server: Server) -> str:
     host, port = server.health_addr
     health = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     lines = [*describe(server.overview), *describe_access(server.config, server.base_url, f"{health}/healthz")]
-    return "\n".join([*lines, "", "try", f"  {_curl(server)}", ""])
+    title = f"serving {server.config.model_id} at {server.base_url}"
+    return "\n".join([title, *(f"  {line}" for line in lines), "", f"    {_curl(server)}", ""])
 
 
 def _curl(server: Server) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,27 @@ class MemoryPlan:
         return self.num_blocks * self.block_size
 
 
-def plan_memory(checkpoint: Checkpoint, config: EngineConfig, *, available: int | None = None) -> MemoryPlan:
-    """Decide the context and the number of blocks. ``available`` bytes are what there is, by default all of it.
+def plan_memory(*models: tuple[Checkpoint, EngineConfig]) -> tuple[MemoryPlan, ...]:
+    """Decide the context and the number of blocks: one plan each, for a model and a draft model on the same blocks.
 
     Raises ConfigError when the configured context is longer than the model's, or memory is too small.
     """
+    available = available_memory()
+    plans = [_without_blocks(checkpoint, config, available) for checkpoint, config in models]
+    weights, fixed = sum(plan.weights_bytes for plan in plans), sum(plan.total_bytes for plan in plans)
+    check_fits("the weights", weights, available)
+    check_fits("the weights and the buffers of a step", fixed, available)
+    num_blocks = num_kv_blocks(
+        models[0][1],
+        block_bytes=sum(plan.block_bytes for plan in plans),
+        max_model_len=plans[0].max_model_len,
+        available=available - fixed,
+    )
+    return tuple(replace(plan, num_blocks=num_blocks) for plan in plans)
+
+
+def _without_blocks(checkpoint: Checkpoint, config: EngineConfig, available: int) -> MemoryPlan:
     model = checkpoint.config
-    free = available_memory() if available is None else available
     max_model_len = _context(model, config)
     if model.architecture == "bigram":
         weights, buffers, block_bytes = 4 * math.prod(checkpoint.tensors[BIGRAM_LOGITS].shape), 0, BOOK_BYTES
@@ -68,18 +82,15 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig, *, available: int 
         weights = _packed_bytes(checkpoint, config) + 4 * max_model_len * model.head_dim
         buffers = _buffers_bytes(model, config, max_model_len)
         block_bytes = _block_bytes(model, config)
-    check_fits("the weights", weights, free)
-    check_fits("the weights and the buffers of a step", weights + buffers, free)
-    left = free - weights - buffers
     return MemoryPlan(
         vocab_size=model.vocab_size,
         block_size=config.block_size,
         max_model_len=max_model_len,
-        num_blocks=num_kv_blocks(config, block_bytes=block_bytes, max_model_len=max_model_len, available=left),
+        num_blocks=0,
         block_bytes=block_bytes,
         weights_bytes=weights,
         buffers_bytes=buffers,
-        available_bytes=free,
+        available_bytes=available,
     )
 
 

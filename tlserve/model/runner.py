@@ -45,7 +45,7 @@ def load_runner(
     ``progress`` is told what is worked on, "kernels" or "weights", how much is done and how much there is. Raises
     ConfigError when the configured context is longer than the model's, or memory is too small.
     """
-    plan = plan_memory(checkpoint, config) if plan is None else plan
+    plan = plan_memory((checkpoint, config))[0] if plan is None else plan
     if checkpoint.config.architecture == "bigram":
         return BigramRunner(checkpoint, plan)
     return ModelRunner(checkpoint, config, plan, progress)

@@ -1,0 +1,70 @@
+"""What all commands have in common: help that says something, documentation, one name for one thing."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from tests.cli.options import PAGE, documented_commands, page_text
+from tlserve.__main__ import main
+from tlserve.cli.commands import COMMANDS, GROUPS, command
+
+PARSERS = {name: command(name).parser() for name in COMMANDS}
+OPTIONS = [(name, action) for name, parser in PARSERS.items() for action in parser._actions]
+
+
+# Writes its document into a file, beside the table that it prints.
+JSON_FILE = ("conform", "--json")
+
+
+def kind(action: argparse.Action) -> tuple[object, ...]:
+    """What a value of an option looks like: none, one of some, or what its metavar stands for."""
+    return (action.nargs == 0, action.metavar, tuple(action.choices or ()))
+
+
+def test_help_names_every_command_in_its_group_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in COMMANDS if not re.search(rf"^  {name} +{re.escape(COMMANDS[name])}$", text, re.M)] == []
+    assert [group for group in GROUPS if f"\n{group}:\n" not in text] == []
+    assert "trio-tlserve check runtime.toml" in text
+    assert "docs/command-line.md" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_describes_itself_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert text.startswith("usage: trio-tlserve")
+    description = text.split("\n\n")[1]
+    assert len(description) > 40
+    examples = text.split("examples:\n")[1].splitlines()
+    assert [line for line in examples if line and "trio-tlserve" not in line] == []
+
+
+@pytest.mark.parametrize(("name", "action"), OPTIONS, ids=lambda item: item if isinstance(item, str) else item.dest)
+def test_each_option_says_what_it_is(name: str, action: argparse.Action) -> None:
+    assert action.help
+    if action.option_strings and action.nargs != 0:
+        assert action.metavar or action.choices, "its value has no name"
+
+
+def test_an_option_has_the_same_kind_of_value_in_every_command() -> None:
+    kinds: dict[str, dict[tuple[object, ...], list[str]]] = {}
+    for name, action in OPTIONS:
+        for option in action.option_strings:
+            if (name, option) == JSON_FILE:
+                continue
+            kinds.setdefault(option, {}).setdefault(kind(action), []).append(name)
+    assert {option: found for option, found in kinds.items() if len(found) > 1} == {}
+
+
+def test_every_option_is_documented_as_the_parsers_have_it() -> None:
+    page = PAGE.read_text()
+    assert sorted(documented_commands(page)) == sorted(COMMANDS)
+    assert page == page_text(page), "run make generate"
