@@ -21,7 +21,7 @@ from tests.metrics.listed import unknown_metrics
 from tlserve.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/deploy").glob("*.md")])
 
 
 def test_the_table_of_keys_is_current() -> None:
