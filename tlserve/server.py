@@ -290,7 +290,7 @@ def _reload(keys: ApiKeys) -> None:
 
 def _report(metrics: Metrics, record: RequestRecord) -> None:
     _log_request(record)
-    metrics.observe_request(record)
+    metrics.requests.observe(record)
 
 
 def _model_facts(loaded: Loaded) -> dict[str, str]:

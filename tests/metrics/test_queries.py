@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.metrics.listed import LISTED, unknown_metrics
-from tests.metrics.queries import ALERTS, DASHBOARD, PANELS, Query, all_queries, operands
+from tests.metrics.queries import ALERTS, DASHBOARD, DOCS, PANELS, Query, all_queries, operands
 
 QUERIES = list(all_queries())
+FILES = [path for path in sorted((DOCS / "deploy").rglob("*")) if path.is_file()]
 # Labels that Prometheus adds, and the one of buckets.
 OF_PROMETHEUS = {"job", "instance", "le"}
 
@@ -42,6 +44,11 @@ def test_every_label_of_a_query_exists(query: Query) -> None:
     grouped = {name for names in re.findall(r"(?:by|on) \(([^)]*)\)", query.text) for name in re.findall(r"\w+", names)}
     assert grouped <= known
     assert set(re.findall(r"{{(\w+)}}", query.legend)) <= known
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_metric_of_a_deployment_file_exists(path: Path) -> None:
+    assert unknown_metrics(path.read_text()) == set()
 
 
 def test_the_dashboard_can_be_imported_next_to_any_data_source() -> None:

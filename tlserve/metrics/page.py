@@ -17,8 +17,8 @@ from tlserve.metrics.requests import RequestMetrics
 # Seconds: the steps of a tiny model take a tenth of a millisecond, a long prompt on a large one takes many seconds.
 STEP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-# What the encoder may be asked by: a format's version comes back in the Content-Type of the page.
-_ACCEPT = re.compile(r"[A-Za-z0-9 \t.,;=*/+\"_-]*\Z", re.ASCII)
+# An Accept of other characters than these counts as none: the version in it comes back in the Content-Type.
+_ACCEPT = re.compile(r"[A-Za-z0-9 \t.,;=*/+_-]*\Z")
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -34,10 +34,10 @@ class Metrics:
             buckets=STEP_SECONDS,
             registry=self._registry,
         )
-        self._requests = RequestMetrics(self._registry)
-        self.observe_request = self._requests.observe
+        self.requests = RequestMetrics(self._registry)
 
     def observe_step(self, seconds: float) -> None:
+        """Count a step of the engine."""
         self._step_duration.observe(seconds)
 
     def add_engine(self, stats: Callable[[], Stats], *, instruction_set: str, model: Mapping[str, str]) -> None:
