@@ -16,7 +16,8 @@ LEAVES = {"config", "data", "errors", "metrics"}
 MAY_IMPORT = {
     "__init__": {"server", "server_thread", "config"},
     "__main__": {"cli"},
-    "cli": {"server", "loading", "overview", "log", "openai", "http", "text", "engine", "model", "kernels"},
+    "cli": {"server", "loading", "overview", "log", "openai", "http", "text", "engine", "model", "kernels", "conform"},
+    "conform": {"http"},
     "server": {
         "health",
         "tracing",
@@ -49,7 +50,7 @@ OWNERS = {
     "h11": {"http"},
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
-    "trio": {"engine.loop", "http", "openai", "server", "server_thread", "health", "tracing", "cli"},
+    "trio": {"engine.loop", "http", "openai", "server", "server_thread", "health", "tracing", "cli", "conform"},
     "msgspec": {"openai", "config", "model", "text", "http"},
     "jinja2": {"text"},
     "tokenizers": {"text"},
