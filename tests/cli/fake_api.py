@@ -30,6 +30,7 @@ class FakeApi:
     headers: list[dict[str, str]] = field(default_factory=list)
     num_model_lists: int = 0
     fate: Fate = lambda index: None
+    token: str = "w "  # the text of each
 
     async def models(self, request: Request, reply: Reply) -> None:
         self.num_model_lists += 1
@@ -52,7 +53,7 @@ class FakeApi:
             if number == 1 and fate is not None:
                 await self._fail(reply, fate)
                 return
-            choice = {"delta": {"content": "w "}} if is_chat else {"text": "w "}
+            choice = {"delta": {"content": self.token}} if is_chat else {"text": self.token}
             await self._send(reply, choices=[{"index": 0, "finish_reason": None} | choice], usage=None)
         usage = {"prompt_tokens": num_prompt, "completion_tokens": body["max_tokens"]}
         await self._send(reply, choices=[], usage=usage)

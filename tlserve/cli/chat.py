@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
             model = arguments.model or trio.run(find_model, origin, headers)
         except TargetError as error:
             hint = "" if arguments.base_url else "; --base-url, --model-dir or a runtime.toml names another model"
-            print(f"trio-tlserve chat: {one_line(str(error))}{hint}", file=sys.stderr)
-            return 1
+            return _fail(one_line(str(error)) + hint)
         out, err = Terminal(sys.stdout), Terminal(sys.stderr)
         return _converse(Session(origin, headers, _settings(arguments, model), out, err, system=arguments.system))
 
@@ -109,9 +108,11 @@ def _converse(session: Session) -> int:
     try:
         text = sys.stdin.buffer.read().decode().strip()
     except UnicodeDecodeError as error:
-        print(f"trio-tlserve chat: stdin is not UTF-8 at byte {error.start}", file=sys.stderr)
-        return 1
-    if not text:
-        print("trio-tlserve chat: stdin is empty", file=sys.stderr)
-        return 1
-    return 0 if session.answer(text) else 1
+        return _fail(f"stdin is not UTF-8 at byte {error.start}")
+    failure = session.answer(text) if text else "stdin is empty"
+    return _fail(failure) if failure else 0
+
+
+def _fail(why: str) -> int:
+    print(f"trio-tlserve chat: {why}", file=sys.stderr)
+    return 1

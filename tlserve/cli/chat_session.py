@@ -50,11 +50,11 @@ class Session:
                 continue
             if line.startswith("/"):
                 self._obey(line)
-            elif line.strip():
-                self.answer(line.strip())
+            elif line.strip() and (failure := self.answer(line.strip())):
+                self.err.say(failure, RED)
 
-    def answer(self, text: str) -> bool:
-        """Ask one question and show what is answered; False when there was no whole answer.
+    def answer(self, text: str) -> str:
+        """Ask one question and show what is answered; gives what went wrong in one line, "" where nothing did.
 
         What was shown stays in the conversation, and a question without an answer does not.
         """
@@ -72,9 +72,7 @@ class Session:
         if turn.text:
             self.messages += [asked, {"role": "assistant", "content": turn.text}]
             self.out.write("\n")
-        if failure:
-            self.err.say(failure, RED)
-        return not failure
+        return failure
 
     def _obey(self, line: str) -> None:
         name, _, rest = line.partition(" ")
