@@ -46,6 +46,7 @@ def draw(title: str, panels: list[tuple[dict[str, Any], list[Line]]], file: Path
 def _draw_panel(axis: Axes, panel: dict[str, Any], lines: list[Line]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     factor, unit = UNITS.get(defaults["unit"], (1, ""))
+    lines = [line for line in lines if any(line.series.values)] or lines  # a legend of what there was
     start = min((line.series.times[0] for line in lines), default=0.0)
     times = sorted({at for line in lines for at in line.series.times})
     below = [0.0] * len(times)
