@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tests.cli import options
 from tlserve.config import json_schema
 from tlserve.health import Health
 from tlserve.http.router import Router
@@ -30,13 +31,17 @@ def schema_text() -> str:
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
-def openapi_text() -> str:
-    """What the server gives at /openapi.json, for people."""
+def openapi_document() -> dict[str, Any]:
+    """What the server gives at /openapi.json."""
     router = Router()
     Health().add_api_routes(router)
     add_document(router)
-    document = json.loads(document_bytes(all_routes(router)))
-    return yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None, allow_unicode=True)
+    document: dict[str, Any] = json.loads(document_bytes(all_routes(router)))
+    return document
+
+
+def openapi_text() -> str:
+    return yaml.safe_dump(openapi_document(), sort_keys=False, width=120, default_flow_style=None, allow_unicode=True)
 
 
 def readme_text(current: str) -> str:
@@ -99,6 +104,7 @@ def main() -> None:
     OPENAPI_FILE.write_text(openapi_text())
     README.write_text(readme_text(README.read_text()))
     METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
+    options.PAGE.write_text(options.page_text(options.PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_people_get_the_keys_the_model_the_memory_and_the_addresses(
     assert "at once    4 requests of 2048 tokens" in lines
     assert "KV cache   512 blocks of 16 tokens: 8192 tokens of 256 B" in lines
     assert any(line.startswith("memory ") and line.endswith("of 12.0 MiB free") for line in lines)
-    assert any(line.startswith("compute    1 threads, ") for line in lines)
+    assert any(line.startswith("compute    1 thread, ") for line in lines)
     assert "API        127.0.0.1:0 (TLS off, API keys none)" in lines
     assert "warning" not in text
 

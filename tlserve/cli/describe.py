@@ -19,7 +19,7 @@ def describe(view: Overview) -> list[str]:
         _line("KV cache", _cache(view)),
         _line("context", f"{view.max_model_len} tokens; the model supports {view.model_context}"),
         _line("at once", _streams(view)),
-        _line("compute", f"{view.threads} threads, {view.isa}"),
+        _line("compute", f"{view.threads} {'thread' if view.threads == 1 else 'threads'}, {view.isa}"),
     ]
 
 
