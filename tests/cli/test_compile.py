@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from tests.command import ROOT
 from tlserve.cli import compile as command
-from tlserve.config import EngineConfig
 from tlserve.errors import ConfigError
 from tlserve.kernels import jit
-from tlserve.model import weights
-from tlserve.model.checkpoint import open_checkpoint
-from tlserve.model.runner import load_runner
+
+START = """
+import json, sys
+from tlserve.config import ServeConfig
+from tlserve.kernels.jit import CacheDirectory
+from tlserve.loading import load, silent
+asked = []
+find = CacheDirectory.load
+def recorded(self, key):
+    asked.append(key.rpartition("-")[0])
+    return find(self, key)
+CacheDirectory.load = recorded
+load(ServeConfig.for_model(sys.argv[1], num_blocks=16, **json.loads(sys.argv[2])), silent).close()
+print(json.dumps(asked))
+"""
 
 
 def test_every_kernel_is_compiled_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,19 +39,15 @@ def test_every_kernel_is_compiled_and_kept(capsys: pytest.CaptureFixture[str]) -
     assert kept >= {entry.name for entry in jit._ENTRIES}
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
-def test_a_model_needs_no_kernel_beside_those(kv_dtype: Literal["f16", "f32"], monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = set[str]()
-
-    def compile_all(leaves: list[jit.Compiled], progress: object) -> None:
-        needed.update(leaf.name for leaf in leaves)
-        jit.compile_all(leaves)
-
-    monkeypatch.setattr(weights, "compile_all", compile_all)
-    config = EngineConfig(kv_dtype=kv_dtype, num_blocks=8, max_model_len=64, threads=1)
-    load_runner(open_checkpoint(ROOT / "fixtures" / "tiny-llama"), config).close()
-    assert needed
-    assert needed <= {leaf.name for leaf in command.every_leaf()}
+@pytest.mark.parametrize("keys", [{}, {"kv_dtype": "f32"}, {"weights": "q4"}, {"weights": "q8"}], ids=str)
+def test_a_model_needs_no_kernel_beside_those(keys: dict[str, str]) -> None:
+    """Everything that a start asks the cache for, in a process that has compiled nothing yet."""
+    command_line = [sys.executable, "-c", START, str(ROOT / "fixtures" / "tiny-llama"), json.dumps(keys)]
+    started = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=True)
+    asked = set(json.loads(started.stdout))
+    known = {leaf.name for leaf in command.every_leaf()} | {entry.name for entry in jit._ENTRIES}
+    assert {name.partition("-")[0] for name in asked} >= {"tiles", "pack", "attend"}
+    assert asked <= known
 
 
 def test_a_cache_that_cannot_be_written_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

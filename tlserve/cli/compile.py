@@ -18,6 +18,7 @@ from tlserve.kernels.attention import WIDTHS, attention_leaves
 from tlserve.kernels.jit import TARGET, Compiled, cache_key, cache_root, compile_all
 from tlserve.kernels.layout import BY_CODE
 from tlserve.kernels.leaves import leaves
+from tlserve.kernels.pack_leaves import pack_leaf
 
 NUMBER_BYTES = (2, 4)  # of keys and values: kv_dtype f16, f32
 DESCRIPTION = """Compile the kernels for every format of weights, for this CPU, into the cache. TLSERVE_CACHE_DIR moves
@@ -56,9 +57,9 @@ def _compile() -> int:
 
 
 def every_leaf() -> list[Compiled]:
-    """The leaves of all formats of weights, and of attention for any number of heads."""
+    """The leaves that multiply by and pack each format of weights, and those of attention for any number of heads."""
     attention = {leaf.name: leaf for width in WIDTHS for size in NUMBER_BYTES for leaf in attention_leaves(width, size)}
-    return [*leaves(layout.code for layout in BY_CODE), *attention.values()]
+    return [*leaves(layout.code for layout in BY_CODE), *map(pack_leaf, BY_CODE), *attention.values()]
 
 
 def _import_entries() -> None:
