@@ -73,8 +73,9 @@ deploy-check: .venv/deploy .deploy-programs  ## Files of docs/deploy: by their p
 	[ -z "$$missing" ] || { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends $$missing; }
 
+# What other people's packages warn of is theirs.
 clients: .venv-clients/installed tests/clients/node_modules/.installed  ## Other people's clients against a live server
-	$(CLIENTS_BIN)/python -m pytest -W default --disable-warnings tests/clients  # what they warn of is theirs
+	$(CLIENTS_BIN)/python -m pytest -W ignore tests/clients
 
 .venv-clients/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-clients
