@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 TARGETS: dict[str, tuple[str, ...]] = {
     "HTTP": ("tests/http/test_fuzz.py", "tests/http/test_framing.py"),
     "JSON bodies": ("tests/openai/test_fuzz.py", "tests/openai/test_body.py"),
+    "OpenAPI": ("tests/openapi/test_schemathesis.py",),
     "GGUF": ("tests/model/test_gguf.py", "tests/model/test_checkpoint.py"),
     "safetensors": ("tests/model/test_safetensors.py", "tests/model/test_config.py"),
     "templates and tokenizers": (

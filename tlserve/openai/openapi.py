@@ -45,6 +45,11 @@ _PARAMETERS: Final[dict[str, Schema]] = {
         "description": "Given back when it is 1 to 128 characters of `[A-Za-z0-9._:-]`; a fresh one otherwise.",
         "schema": {"type": "string"},
     },
+    "traceparent": {
+        "description": "The trace that this is part of (W3C), where the server makes traces. Else without effect.",
+        "x-extension": True,
+        "schema": {"type": "string"},
+    },
     "X-TL-Priority": {
         "description": "Higher runs sooner.",
         "x-extension": True,
@@ -56,10 +61,17 @@ _PARAMETERS: Final[dict[str, Schema]] = {
         "schema": {"type": "string"},
     },
 }
-_REQUEST_ID: Final[Schema] = {
-    "description": "The request's own id, or a fresh one. The log has it.",
-    "required": True,
-    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+_OF_EVERY_ANSWER: Final[dict[str, Schema]] = {
+    "X-Request-Id": {
+        "description": "The request's own id, or a fresh one. The log has it.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+    },
+    "traceresponse": {
+        "description": "The trace and the span of the answer, where the server makes traces.",
+        "x-extension": True,
+        "schema": {"type": "string"},
+    },
 }
 _MODEL_ID: Final[Schema] = {
     "name": "id",
@@ -93,7 +105,7 @@ def _operation(operation: Operation, pattern: str) -> dict[str, Any]:
     if operation.is_extension:
         entry["x-extension"] = True
     entry["parameters"] = [_MODEL_ID] if "{id" in pattern else []
-    names = list(_PARAMETERS) if operation.runs_in_engine else ["X-Request-Id"]
+    names = list(_PARAMETERS) if operation.runs_in_engine else ["X-Request-Id", "traceparent"]
     entry["parameters"] = entry["parameters"] + [{"$ref": f"#/components/parameters/{name}"} for name in names]
     if operation.body is not None:
         examples = {name: {"value": value} for name, value in operation.examples.items()}
@@ -154,7 +166,7 @@ def _failed_health() -> Schema:
 def _headers(*classes: type[ApiError]) -> dict[str, Schema]:
     own = {name: value for error in classes for name, value in error("").headers}
     fixed = {name: {"required": True, "schema": {"type": "string", "const": value}} for name, value in own.items()}
-    return {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}, **fixed}
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in _OF_EVERY_ANSWER} | fixed
 
 
 def _components() -> dict[str, Any]:
@@ -168,7 +180,7 @@ def _components() -> dict[str, Any]:
             }
         },
         "parameters": {name: {"name": name, "in": "header", **rest} for name, rest in _PARAMETERS.items()},
-        "headers": {"X-Request-Id": _REQUEST_ID},
+        "headers": _OF_EVERY_ANSWER,
         "responses": {
             f"Error{status}": _error_response([error for error in every if error.status == status])
             for status in sorted({error.status for error in every})
@@ -198,8 +210,8 @@ def _request_components() -> dict[str, Schema]:
     without_effect = {"description": "Taken without effect."}
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["properties"] |= dict.fromkeys(requests.WITHOUT_EFFECT, without_effect)
-        schemas[name]["allOf"] = [_needs("stream_options", "stream")]
-    schemas["ChatRequest"]["allOf"].append(_needs("top_logprobs", "logprobs"))
+        schemas[name]["dependentSchemas"] = {"stream_options": _needs("stream_options", "stream")}
+    schemas["ChatRequest"]["dependentSchemas"]["top_logprobs"] = _needs("top_logprobs", "logprobs")
     schemas["EmbeddingRequest"]["properties"]["user"] = without_effect
     schemas["TokenizeRequest"]["oneOf"] = [_given("text"), _given("messages")]
     schemas["Message"] |= {"if": _IS_CALL, "else": _given("content")}
@@ -218,8 +230,10 @@ def _given(name: str) -> Schema:
 
 
 def _needs(name: str, flag: str) -> Schema:
-    """A field that may be given only where another one is true."""
-    return {"if": _given(name), "then": {"properties": {flag: {"const": True}}, "required": [flag]}}
+    """A field that may hold something only where another one is true."""
+    return {
+        "anyOf": [{"properties": {name: {"type": "null"}}}, {"properties": {flag: {"const": True}}, "required": [flag]}]
+    }
 
 
 def _answer_components() -> dict[str, Schema]:
