@@ -21,8 +21,9 @@ from typing import Final
 import h11
 import trio
 
-from tlserve.errors import ApiError, InternalFault, InvalidRequest, RequestTimeout, VersionNotSupported
+from tlserve.errors import ApiError, InternalFault, InvalidRequest, NoCapacity, RequestTimeout, VersionNotSupported
 from tlserve.http.access import Outcome, RequestRecord
+from tlserve.http.bodies import Bodies, Body
 from tlserve.http.framing import Framing, body_length
 from tlserve.http.limits import CHUNKS_PER_TURN, REFUSAL_TIMEOUT, Limits
 from tlserve.http.messages import Check, ErrorRenderer, Handler, HeadersFor, Note, Request
@@ -43,6 +44,7 @@ class Service:
     handler: Handler
     errors: ErrorRenderer
     limits: Limits
+    bodies: Bodies
     check: Check
     headers_for: HeadersFor
     on_finish: Callable[[RequestRecord], None]
@@ -62,6 +64,7 @@ class _Exchange:
     """One request and its answer."""
 
     reply: HttpReply
+    body: Body
     began: float  # trio.current_time() at the first byte
     method: str = ""
     notes: dict[str, Note] = field(default_factory=dict)
@@ -153,16 +156,20 @@ class Connection:
             return False
         self.state = State.READING
         exchange = self._exchange = self._new_exchange()
-        error: ApiError | None
+        try:
+            await self._conclude(exchange, await self._read_and_handle(exchange))
+        finally:
+            exchange.body.drop()
+        return not exchange.reply.has_failed and self._start_next_cycle()
+
+    async def _read_and_handle(self, exchange: _Exchange) -> ApiError | None:
+        """Returns what ended the exchange before its answer was whole, if anything did."""
         try:
             request = await self._read_request(exchange)
-        except ApiError as caught:
-            error = caught
-        else:
-            self.state = State.ANSWERING
-            error = await self._call_handler(request, exchange)
-        await self._conclude(exchange, error)
-        return not exchange.reply.has_failed and self._start_next_cycle()
+        except ApiError as error:
+            return error
+        self.state = State.ANSWERING
+        return await self._call_handler(request, exchange)
 
     # Reading a request
 
@@ -194,10 +201,7 @@ class Connection:
             if refusal is not None:
                 raise refusal
             await self._peer.send(encode(self._protocol, h11.InformationalResponse(status_code=100, headers=[])))
-        # A body that is read for nothing keeps the connection usable; it takes no memory.
-        body = await self._read_body(is_kept=refusal is None)
-        if refusal is not None:
-            raise refusal
+        body = await self._read_body(exchange.body, refusal)
         return replace(request, body=body, trace=exchange.trace)
 
     async def _read_head(self) -> bytes:
@@ -223,17 +227,22 @@ class Connection:
         exchange.notes = request.notes
         return request, length
 
-    async def _read_body(self, *, is_kept: bool) -> bytes:
-        body = bytearray()
+    async def _read_body(self, body: Body, refusal: ApiError | None) -> bytes:
+        """The whole body. A refused one is read for nothing, which keeps the connection usable and takes no memory."""
         with self._reading(self._limits.body_timeout):
             for num_pieces in itertools.count(1):
                 event = self._next_event()
                 if isinstance(event, h11.EndOfMessage):
-                    return bytes(body)
-                if isinstance(event, h11.Data):
-                    body += event.data if is_kept else b""
-                else:
+                    if refusal is not None:
+                        raise refusal
+                    return body.take_all()
+                if not isinstance(event, h11.Data):
                     self._protocol.receive_data(await self._read_piece())
+                elif refusal is None:
+                    try:
+                        body.add(event.data)
+                    except NoCapacity as error:
+                        refusal = error
                 if num_pieces % CHUNKS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         raise self._overdue("body", self._limits.body_timeout)
@@ -327,7 +336,7 @@ class Connection:
     def _new_exchange(self) -> _Exchange:
         reply = HttpReply(self._protocol, self._peer, fresh_request_id())
         reply.is_last = self._refusal is not None
-        return _Exchange(reply, trio.current_time())
+        return _Exchange(reply, Body(self._service.bodies), trio.current_time())
 
     def _new_framing(self) -> Framing:
         return Framing(max_head_bytes=self._limits.max_header_bytes, max_body_bytes=self._limits.max_body_bytes)

@@ -23,6 +23,11 @@ class Limits:
         """What a peer may send ahead while an answer is under way: one whole request."""
         return self.max_header_bytes + self.max_body_bytes
 
+    @property
+    def max_bodies_bytes(self) -> int:
+        """What the bodies of all requests of a server may take together."""
+        return LARGEST_BODIES * self.max_body_bytes
+
 
 MAX_HEADERS: Final = 100  # lines; each costs some microseconds, so bytes alone do not bound the work
 MAX_CHUNK_LINE: Final = 256  # bytes of a chunk's size and extensions
@@ -32,6 +37,10 @@ MAX_CHUNK_LINE: Final = 256  # bytes of a chunk's size and extensions
 CHUNKS_FREE: Final = 1024
 CHUNK_BYTES: Final = 64
 CHUNKS_PER_TURN: Final = 64  # pieces of a body that are read before other tasks get their turn
+
+# A thousand connections may each hold a body of the largest size; a machine need not have memory for that.
+LARGEST_BODIES: Final = 64  # of max_body_bytes each, that all connections together have room for
+FREE_BODY_BYTES: Final = 16 * 1024  # of each body, which do not count
 
 RECEIVE_SIZE: Final = 64 * 1024  # bytes asked of the socket at once
 SEND_SIZE: Final = 256 * 1024  # bytes given to the socket under one write deadline

@@ -13,6 +13,7 @@ import trio
 
 from tlserve.errors import ApiError, NoCapacity, ShuttingDown
 from tlserve.http.access import RequestRecord
+from tlserve.http.bodies import Bodies
 from tlserve.http.connection import Connection, Service
 from tlserve.http.limits import ACCEPT_PAUSE, COMPLAINT_INTERVAL, MAX_REFUSALS, Limits
 from tlserve.http.messages import Check, ErrorRenderer, Handler, Header, HeadersFor, Request
@@ -53,6 +54,7 @@ class HttpServer:
             handler,
             errors,
             limits,
+            Bodies(limits.max_bodies_bytes),
             check or _admit_all,
             headers_for or _no_headers,
             on_finish or _forget,
