@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from openai import OpenAI
 
 from tests.cli.fake_api import FakeApi, fake_api
 from tests.cli.terminal import CTRL_C, CTRL_D, on_terminal
@@ -60,8 +61,6 @@ async def test_all_of_stdin_is_one_message_and_its_answer_is_all_of_stdout() -> 
 
 
 def answer_of(base_url: str, content: str) -> str:
-    from openai import OpenAI
-
     with OpenAI(base_url=base_url, api_key="none") as client:
         messages: Any = [{"role": "user", "content": content}]
         answer = client.chat.completions.create(model="succ", messages=messages, temperature=0, max_tokens=5)

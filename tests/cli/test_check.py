@@ -169,6 +169,17 @@ def test_one_thing_is_checked(arguments: list[str], capsys: pytest.CaptureFixtur
     assert "give either a runtime.toml or --model-dir" in capsys.readouterr().err
 
 
+def test_one_address_for_both_ports_is_refused_as_a_start_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    assert main(["check", str(write(tmp_path, http_listen=address, health_listen=address))]) == 4
+    expected = f"trio-tlserve: http_listen = '{address}': Address already in use; "
+    assert capsys.readouterr().err.startswith(expected)
+
+
 # What its operator may not have meant
 
 

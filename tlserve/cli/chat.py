@@ -79,6 +79,7 @@ def _base_url(arguments: argparse.Namespace) -> Iterator[str]:
         except ConfigError as error:
             raise ConfigError(f"{choice.name}: {error}") from None
         except KeyboardInterrupt:  # the thread may be inside the compiler, which does not survive a normal end
+            progress.close()
             os._exit(128 + signal.SIGINT)
     with server:
         yield server.base_url

@@ -43,7 +43,7 @@ class Session:
             try:
                 line = read_line(prompt)
             except (EOFError, KeyboardInterrupt):
-                self.out.say("")
+                self.out.write("\n")
                 return
             except UnicodeDecodeError:
                 self.out.say("that is not UTF-8", RED)

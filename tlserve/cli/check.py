@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -52,24 +53,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _examine(config: ServeConfig) -> tuple[Overview, list[str]]:
-    """What a start looks at, in its order; a port that is in use may be that of the server to be replaced."""
+    """What a start looks at, in its order; what may be well and may not is a note."""
     read_access(config)
-    notes = [*_try_address(config.health_listen, "health_listen"), *_try_address(config.http_listen, "http_listen")]
+    notes = trio.run(_try_addresses, config)
     return open_model(config).overview, notes
 
 
-def _try_address(listen: str, key: str) -> list[str]:
-    async def listen_once() -> None:
-        for listener in await open_listeners(listen, key):
-            await listener.aclose()
-
-    try:
-        trio.run(listen_once)
-    except ListenError as error:
-        if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE:
-            return [str(error)]
-        raise
-    return []
+async def _try_addresses(config: ServeConfig) -> list[str]:
+    """Listen on both for a moment. A port in use may be that of the server to be replaced, or our own other one."""
+    notes = []
+    async with AsyncExitStack() as opened:
+        for key, listen in (("health_listen", config.health_listen), ("http_listen", config.http_listen)):
+            try:
+                for listener in await open_listeners(listen, key):
+                    await opened.enter_async_context(listener)
+            except ListenError as error:
+                is_in_use = isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE
+                if not is_in_use or config.http_listen == config.health_listen:
+                    raise
+                notes.append(str(error))
+    return notes
 
 
 def _document(choice: Choice, overview: Overview, notes: list[str]) -> dict[str, Any]:
