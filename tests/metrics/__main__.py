@@ -35,7 +35,7 @@ SERVER_KEYS: dict[str, Any] = {
     "num_blocks": 64,
     "max_num_seqs": 8,
     "queue_capacity": 8,
-    "queue_deadline_ms": 2_000,
+    "queue_deadline_ms": 1_000,
     "speculative": {"method": "prompt_lookup"},
 }
 

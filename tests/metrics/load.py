@@ -96,9 +96,11 @@ class Load:
         await post(self.api, "/v1/tokenize", {"model": self.model, "text": "How many tokens is this?"})
 
     async def come_in_a_crowd(self) -> None:
+        """Some find the queue full, and some wait in it for longer than they may: 429 and 503."""
+        body = self._chat(max_tokens=200, ignore_eos=True)
         async with trio.open_nursery() as nursery:
             for _ in range(BURST):
-                nursery.start_soon(partial(post, self.api, CHAT, self._chat()))
+                nursery.start_soon(partial(post, self.api, CHAT, body))
 
     def _chat(self, **fields: Any) -> dict[str, Any]:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self.draw.choice(QUESTIONS)}]
