@@ -24,6 +24,7 @@ class Told:
     tried: tuple[str, ...]
 
 
+SAMPLING = ("chat.seed", "chat.top_*", "chat.min_*", "chat.*_penalty", "chat.temperature", "err.400", "err.422")
 LIES: dict[str, Told] = {}
 
 
@@ -46,8 +47,12 @@ def asked(name: str, *caught_by: str, tried: tuple[str, ...] = ()) -> Callable[[
 
 
 def _told(lie: Lie, caught_by: tuple[str, ...], tried: tuple[str, ...] = ()) -> Told:
-    """Without ``tried``, all cases of the areas of ``caught_by``."""
-    return Told(lie, caught_by, tried or tuple(dict.fromkeys(case.split(".")[0] for case in caught_by)))
+    """Without ``tried``, the areas of ``caught_by``."""
+    return Told(lie, caught_by, tried or tuple(dict.fromkeys(map(_area, caught_by))))
+
+
+def _area(case: str) -> str:
+    return "chat.stream" if case.startswith("chat.stream.") else case.split(".")[0]
 
 
 # Streams
@@ -147,9 +152,10 @@ def _(exchange: Exchange) -> None:
     "chat.stream.no_empty_chunks",
     "chat.stop.held_back",
     "chat.stop.stream",
+    tried=("chat.stream", "chat.stop"),
 )
 def _(exchange: Exchange) -> None:
-    if exchange.is_stream and exchange.path == CHAT:
+    if exchange.is_stream and not exchange.asked.get("logprobs"):
         exchange.body = exchange.body.replace("\N{REPLACEMENT CHARACTER}".encode(), b"")
 
 
@@ -307,9 +313,7 @@ def _dropped(exchange: Exchange, name: str) -> None:
 
 
 def _ignores(name: str, *caught_by: str) -> None:
-    LIES[f"ignores {name}"] = _told(
-        Lie(ask=lambda exchange: _dropped(exchange, name)), caught_by, ("chat", "err.400", "err.422")
-    )
+    LIES[f"ignores {name}"] = _told(Lie(ask=lambda exchange: _dropped(exchange, name)), caught_by, SAMPLING)
 
 
 _ignores("n", "err.422.n", "err.400.n")

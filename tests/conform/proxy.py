@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +20,8 @@ from tlserve.openai.errors import ERRORS
 
 # Set by the proxy's own connection, or no longer true of a body that was changed.
 HOP_HEADERS = {"content-length", "transfer-encoding", "connection", "date", "x-request-id", "host", "expect"}
-LONG_ANSWER = 1000  # tokens from which on a stream is passed on as it comes, unchanged
-LIMITS = Limits(header_timeout=0.3)  # for who waits for the 408
+LONG_ANSWER = 1000  # tokens above which an answer is there to be left, not to be read
+LIMITS = Limits(header_timeout=2.0)  # for who waits for the 408
 
 
 @dataclass
@@ -45,9 +46,14 @@ class Exchange:
         return document if isinstance(document, dict) else {}
 
     @property
-    def is_long_stream(self) -> bool:
+    def is_long(self) -> bool:
         length = self.asked.get("max_tokens")
-        return bool(self.asked.get("stream")) and isinstance(length, int) and length > LONG_ANSWER
+        return isinstance(length, int) and length > LONG_ANSWER
+
+    @property
+    def is_about_now(self) -> bool:
+        """Whether it is the state of the server that matters: of its gauges, its queue, its running requests."""
+        return self.is_long or not self.path.startswith("/v1")
 
     @property
     def is_stream(self) -> bool:
@@ -93,12 +99,22 @@ class Lie:
     outlives: Callable[[Exchange], bool] = lambda exchange: False  # whose request goes on when the client leaves
 
 
-class Proxy:
-    """Handles requests of one port by asking the same port of the real server."""
+Recording = tuple[int, list[Header], bytes]
+Recordings = dict[Hashable, list[Recording]]  # of a request, the answers to its first, second, ... time in a run
 
-    def __init__(self, origin: Origin, lie: Lie, nursery: trio.Nursery) -> None:
+
+class Proxy:
+    """Handles requests of one port by asking the same port of the real server.
+
+    What the server has answered in an earlier run is not asked again: the nth time of a request in this run gets the
+    answer to its nth time in the first. That is what makes dozens of lies affordable.
+    """
+
+    def __init__(self, origin: Origin, lie: Lie, recordings: Recordings, nursery: trio.Nursery) -> None:
         self._origin = origin
         self._lie = lie
+        self._recordings = recordings
+        self._num_asked: Counter[Hashable] = Counter()
         self._nursery = nursery
 
     async def __call__(self, request: Request, reply: Reply) -> None:
@@ -110,7 +126,7 @@ class Proxy:
             ended = trio.Event()
             self._nursery.start_soon(self._go_on, exchange, ended)
             await ended.wait()
-        elif exchange.is_long_stream:
+        elif exchange.is_long and exchange.asked.get("stream"):
             await self._pass_on(exchange, reply)
             return
         else:
@@ -128,8 +144,17 @@ class Proxy:
         ended.set()
 
     async def _ask(self, exchange: Exchange) -> None:
+        key = (self._origin, exchange.method, exchange.path, tuple(exchange.headers), exchange.sent)
+        recordings = self._recordings.setdefault(key, [])
+        number = self._num_asked[key]
+        self._num_asked[key] += 1
+        if number < len(recordings) and not exchange.is_about_now:
+            exchange.status, headers, exchange.body = recordings[number]
+            exchange.reply_headers = list(headers)
+            return
         async with self._asked(exchange) as connection:
             exchange.body = await connection.read_all()
+        recordings.append((exchange.status, list(exchange.reply_headers), exchange.body))
 
     async def _pass_on(self, exchange: Exchange, reply: Reply) -> None:
         async with self._asked(exchange) as connection:
@@ -184,20 +209,20 @@ class LyingListener(trio.abc.Listener[trio.abc.HalfCloseableStream]):
 
 
 @asynccontextmanager
-async def lying(target: Target, lie: Lie) -> AsyncIterator[Target]:
+async def lying(target: Target, lie: Lie, recordings: Recordings) -> AsyncIterator[Target]:
     """The same server, seen through a proxy with that lie on both its ports."""
     assert target.health is not None
     async with trio.open_nursery() as nursery:
-        api = await _serve(nursery, target.root, lie)
-        health = await _serve(nursery, target.health, lie)
+        api = await _serve(nursery, target.root, lie, recordings)
+        health = await _serve(nursery, target.health, lie, recordings)
         yield replace(target, api=replace(target.api, port=api), health=replace(target.health, port=health))
         nursery.cancel_scope.cancel()
 
 
-async def _serve(nursery: trio.Nursery, origin: Origin, lie: Lie) -> int:
+async def _serve(nursery: trio.Nursery, origin: Origin, lie: Lie, recordings: Recordings) -> int:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port: int = listener.socket.getsockname()[1]
     heard = listener if lie.raw is None else LyingListener(listener, lie.raw)
-    server = HttpServer(Proxy(origin, lie, nursery), ERRORS, LIMITS, name="proxy")
+    server = HttpServer(Proxy(origin, lie, recordings, nursery), ERRORS, LIMITS, name="proxy")
     await nursery.start(server.serve, [heard])
     return port

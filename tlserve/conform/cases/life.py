@@ -25,7 +25,7 @@ POLL_INTERVAL = 0.005  # seconds
 
 async def _long_answers(server: Subject) -> tuple[list[Body], float]:
     """Bodies whose answers are long, and how many seconds these would take at the least; once nothing else runs."""
-    while await _busy(server):
+    while await _busy(server):  # noqa: ASYNC110 all that tells
         await trio.sleep(POLL_INTERVAL)
     num_tokens = min(await server.context() - 200, LONGEST_ANSWER)
     start = trio.current_time()
@@ -64,7 +64,7 @@ async def _falls_idle(server: Subject, seconds: float) -> None:
     patience = min(PATIENCE, seconds / 2)
     busy = "no answer of /metrics"
     with trio.move_on_after(patience):
-        while busy := await _busy(server):
+        while busy := await _busy(server):  # noqa: ASYNC110 all that tells
             await trio.sleep(POLL_INTERVAL)
         return
     raise Failed(
