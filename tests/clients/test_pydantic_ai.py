@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import openai
 import pytest
@@ -93,14 +94,26 @@ def test_a_retry_waits_as_long_as_the_server_says(
     assert "Retrying request in 1.000000 seconds" in caplog.text
 
 
-def test_leaving_a_stream_frees_its_blocks(told_slow: ServerHandle) -> None:
+async def _read_a_little(result: Any, server: ServerHandle) -> None:
+    async for _ in result.stream_text(delta=True, debounce_by=None):
+        break
+    assert await asyncio.to_thread(metric, server, 'tl_engine_kv_blocks{state="used"}') > 0
+
+
+def test_cancelling_a_stream_frees_its_blocks(told_slow: ServerHandle) -> None:
+    async def cancel() -> None:
+        async with agent().run_stream(STORY[0]["content"]) as result:
+            await _read_a_little(result, told_slow)
+            await result.cancel()
+            await asyncio.to_thread(wait_until_free, told_slow)
+
+    asyncio.run(cancel())
+
+
+def test_leaving_the_block_of_a_stream_frees_its_blocks(told_slow: ServerHandle) -> None:
     async def leave() -> None:
         async with agent().run_stream(STORY[0]["content"]) as result:
-            async for _ in result.stream_text(delta=True, debounce_by=None):
-                break
-            used = await asyncio.to_thread(metric, told_slow, 'tl_engine_kv_blocks{state="used"}')
-            assert used > 0
-            await result.cancel()
+            await _read_a_little(result, told_slow)
         await asyncio.to_thread(wait_until_free, told_slow)
 
     asyncio.run(leave())
