@@ -16,7 +16,20 @@ LEAVES = {"config", "data", "errors", "metrics"}
 MAY_IMPORT = {
     "__init__": {"server", "server_thread", "config"},
     "__main__": {"cli"},
-    "cli": {"server", "loading", "overview", "log", "openai", "http", "text", "engine", "model", "kernels", "conform"},
+    "cli": {
+        "server",
+        "server_thread",
+        "loading",
+        "overview",
+        "log",
+        "openai",
+        "http",
+        "text",
+        "engine",
+        "model",
+        "kernels",
+        "conform",
+    },
     "conform": {"http"},
     "server": {
         "health",
