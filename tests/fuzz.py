@@ -11,6 +11,7 @@ import argparse
 import ast
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 import time
@@ -63,12 +64,16 @@ def fuzz(name: str, seconds: float) -> Result:
     return Result(name, num_rounds, time.monotonic() - began, None)
 
 
-def passes(files: tuple[str, ...], seed: int) -> bool:
+def command(files: tuple[str, ...], seed: int) -> list[str]:
+    """Run one round, below ``python``."""
     options = ["-q", "-m", "hypothesis", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
     # A round takes longer than any other test may.
-    command = [sys.executable, "-m", "pytest", *options, "-o", "faulthandler_timeout=0", *files]
+    return ["-m", "pytest", *options, "-o", "faulthandler_timeout=0", *files]
+
+
+def passes(files: tuple[str, ...], seed: int) -> bool:
     done = subprocess.run(
-        command,
+        [sys.executable, *command(files, seed)],
         cwd=ROOT,
         env={**os.environ, "HYPOTHESIS_PROFILE": "fuzz"},
         capture_output=True,
@@ -77,6 +82,7 @@ def passes(files: tuple[str, ...], seed: int) -> bool:
     )
     if done.returncode:
         print(done.stdout[-10_000:] + done.stderr[-2_000:])
+        print(f"  again: HYPOTHESIS_PROFILE=fuzz .venv/bin/python {shlex.join(command(files, seed))}")
     return done.returncode == 0
 
 
