@@ -18,7 +18,7 @@ from tests.generated import (
     schema_text,
 )
 from tests.metrics.listed import unknown_metrics
-from tlserve.__main__ import COMMANDS
+from tlserve.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/deploy").glob("*.md")])

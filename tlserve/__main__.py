@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tlserve.cli.commands import COMMANDS, GROUPS, command
-from tlserve.errors import ExitError
+from tlserve.errors import ConfigError, ExitError
 
 HELP = (
     """usage: trio-tlserve runtime.toml
@@ -43,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trio-tlserve {importlib.metadata.version('trio-tlserve')}")
         return 0
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
+    if name == "serve" and (near := _misspelled(arguments)):
+        print(f"trio-tlserve: {arguments[0]} is neither a command nor a file; did you mean {near}?", file=sys.stderr)
+        return ConfigError.exit_status
     try:
         return command(name).main(arguments)
     except ExitError as error:
@@ -52,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _misspelled(arguments: Sequence[str]) -> str | None:
+    """The command that the first argument may have been meant to be."""
+    if not arguments or Path(arguments[0]).exists():
+        return None
+    return next(iter(difflib.get_close_matches(arguments[0], COMMANDS, n=1)), None)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.client import metric, post
 from tests.command import config_text
 from tlserve import ServeConfig, serve
 from tlserve.__main__ import main
@@ -65,10 +66,14 @@ async def test_its_numbers_are_those_of_a_server(
     path.write_text(config.to_toml())
     async with serve(config) as server:
         started = server.overview
+        states = [f'tl_engine_kv_blocks{{state="{state}"}}' for state in ("free", "used", "cached")]
+        num_blocks = sum([await metric(server.health_addr, name) for name in states])
+        tokens = (await post(server.http_addr, "/v1/tokenize", {"model": "tiny-llama", "text": ""})).json()
     assert await trio.to_thread.run_sync(main, ["check", str(path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
+    assert (shown["num_blocks"], shown["max_model_len"]) == (num_blocks, tokens["max_model_len"])
     assert shown["available_bytes"] == started.available_bytes == memory
-    for name in ("num_blocks", "max_model_len", "weights_bytes", "kv_bytes", "buffers_bytes", "draft_bytes", "isa"):
+    for name in ("weights_bytes", "kv_bytes", "buffers_bytes", "draft_bytes", "isa"):
         assert shown[name] == getattr(started, name), name
     assert shown["num_blocks"] * shown["block_bytes"] == shown["kv_bytes"] <= memory
     assert shown["num_full_streams"] * shown["max_model_len"] <= shown["num_tokens"]

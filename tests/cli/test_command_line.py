@@ -34,6 +34,15 @@ def test_help_names_every_command_in_its_group_with_lines_to_paste(capsys: pytes
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(("word", "meant"), [("chekc", "check"), ("completions", "completion"), ("bnech", "bench")])
+def test_a_misspelled_command_is_named_with_the_one_that_was_meant(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "runtime.toml"]) == 2
+    expected = f"trio-tlserve: {word} is neither a command nor a file; did you mean {meant}?\n"
+    assert capsys.readouterr() == ("", expected)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_describes_itself_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from tlserve.__main__ import main
 from tlserve.cli.commands import COMMANDS, command
-from tlserve.cli.completion import SHELLS
 
 # Prints what is offered for the words after the script; the last one is the one under the cursor.
 OFFER = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _trio_tlserve; printf "%s\\n" "${COMPREPLY[@]}"'
@@ -102,15 +100,6 @@ def test_the_other_scripts_have_every_command_and_option(
     }
     assert [name for name in COMMANDS if name not in text] == []
     assert [option for option in options if (spelled.format(option) if spelled else in_fish(option)) not in text] == []
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_shell_takes_the_script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
-    path = tmp_path / "script"
-    path.write_text(printed(shell, capsys))
-    subprocess.run([shell, "-n", str(path)], check=True, timeout=30)
 
 
 def test_another_shell_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
