@@ -70,6 +70,7 @@ deploy-check: .venv/deploy .deploy-programs  ## Files of docs/deploy: by their p
 	    systemd-analyze:systemd setpriv:util-linux; do \
 		command -v $${pair%:*} >/dev/null || missing="$$missing $${pair#*:}"; \
 	done; \
+	/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
 	[ -z "$$missing" ] || { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends $$missing; }
 
