@@ -165,7 +165,7 @@ async def test_a_disk_without_room_for_a_kernel_costs_one_warning(tmp_path: Path
     before = sorted(cache.iterdir())
     config = tmp_path / "runtime.toml"
     config.write_text(config_text(model_dir=str(ROOT / "fixtures/tiny-llama")))
-    limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *COMMAND, config]
+    limited: list[str | Path] = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *COMMAND, config]
     async with running(limited, TLSERVE_CACHE_DIR=str(tmp_path)) as command:
         api, _ = await command.wait_ready()
         assert (await post(api, CHAT, chat(model="tiny-llama", max_tokens=3))).status == 200

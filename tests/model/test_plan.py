@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ MIB = 1 << 20
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
 @pytest.mark.parametrize("weights", ["auto", "q4"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
-def test_it_has_the_bytes_of_the_arrays(name: str, weights: str, kv_dtype: str) -> None:
+def test_it_has_the_bytes_of_the_arrays(
+    name: str, weights: Literal["auto", "q4"], kv_dtype: Literal["f16", "f32"]
+) -> None:
     checkpoint = open_checkpoint(FIXTURES / name)
     config = EngineConfig(num_blocks=5, threads=1, max_model_len=100, weights=weights, kv_dtype=kv_dtype)
     (plan,) = plan_memory((checkpoint, config))
