@@ -40,8 +40,21 @@ def openapi_document() -> dict[str, Any]:
     return document
 
 
+class _Dumper(yaml.SafeDumper):
+    """Paragraphs as blocks, which people can read."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n\n" in text else None),
+)
+
+
 def openapi_text() -> str:
-    return yaml.safe_dump(openapi_document(), sort_keys=False, width=120, default_flow_style=None, allow_unicode=True)
+    text: str = yaml.dump(
+        openapi_document(), Dumper=_Dumper, sort_keys=False, width=120, default_flow_style=None, allow_unicode=True
+    )
+    return text
 
 
 def readme_text(current: str) -> str:

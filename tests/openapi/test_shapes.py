@@ -11,8 +11,11 @@ import pytest
 from jsonschema import ValidationError
 
 from tests.client import Address, get, post
+from tests.openai.fakes import RecordedReply
 from tests.openapi.described import OPERATIONS, check_answer, check_stream
 from tlserve import ServeConfig, serve
+from tlserve.health import Health, Phase
+from tlserve.http.messages import Request
 from tlserve.http.sse import DONE
 from tlserve.openai.operations import MODEL
 
@@ -65,6 +68,15 @@ async def test_the_models_are_as_described(address: Address) -> None:
     for path, target in (("/v1/models", "/v1/models"), ("/v1/models/{id}", f"/v1/models/{MODEL}")):
         reply = await get(address, target)
         check_answer("GET", path, reply.status, reply.headers, reply.body)
+
+
+async def test_a_process_that_cannot_go_on_is_as_described() -> None:
+    health, reply = Health(), RecordedReply()
+    health.phase = Phase.FAILED
+    await health.healthz(Request("GET", "/healthz", "", (), b"", "id"), reply)
+    headers = {name.lower(): value for name, value in reply.headers}
+    assert reply.json == {"status": "failed"}
+    check_answer("GET", "/healthz", reply.status, {"x-request-id": "id", **headers}, reply.body)
 
 
 def test_a_stream_with_one_wrong_chunk_is_told_from_a_right_one() -> None:

@@ -24,6 +24,11 @@ def ref(name: str) -> Schema:
     return {"$ref": _REF.format(name=name)}
 
 
+def text_of(documented: type) -> str:
+    """A class's docstring as Markdown on one line."""
+    return _plain(documented.__doc__ or "")
+
+
 def request_schemas(structs: Sequence[type[Struct]]) -> dict[str, Schema]:
     """By name, the schemas of ``structs`` and of all structs inside them."""
     return {name: _tidy_struct(schema) for name, schema in _generated(structs).items()}
@@ -51,7 +56,7 @@ def _any_value(kind: type) -> Schema:
 
 def _tidy_struct(schema: Schema) -> Schema:
     properties = {name: _tidy(field) for name, field in schema["properties"].items()}
-    tidy = {"type": "object", "description": _text(schema["description"]), "properties": properties}
+    tidy = {"type": "object", "description": _plain(schema["description"]), "properties": properties}
     return tidy | ({"required": schema["required"]} if schema["required"] else {})
 
 
@@ -90,5 +95,5 @@ def _any_of(options: list[Schema]) -> Schema:
     return {**option, "type": [option["type"], "null"], **values}
 
 
-def _text(docstring: str) -> str:
+def _plain(docstring: str) -> str:
     return " ".join(docstring.replace("``", "`").split())

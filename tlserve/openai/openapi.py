@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import msgspec
 from tlserve.errors import ApiError
 from tlserve.http.sse import SSE_HEADERS
 from tlserve.openai import requests, schema
-from tlserve.openai.json_schema import Schema, answer_schemas, ref, request_schemas
+from tlserve.openai.json_schema import Schema, answer_schemas, ref, request_schemas, text_of
 from tlserve.openai.operations import MODEL, OPERATIONS, Errors, Operation, Route
 
 _INFO: Final = {
@@ -117,12 +117,21 @@ def _operation(operation: Operation, pattern: str) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Schema]:
-    statuses = sorted({error.status for error in operation.errors})
     found = {"200": _success(operation)}
-    found |= {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+    for status, classes in _by_status(operation.errors).items():
+        found[str(status)] = {"$ref": f"#/components/responses/{_response_name(classes)}"}
     if _OWN_ANSWERS.get(operation.id) == "Health":
         found["503"] = _failed_health()
     return found
+
+
+def _by_status(classes: Errors) -> dict[int, Errors]:
+    statuses = sorted({error.status for error in classes})
+    return {status: tuple(error for error in classes if error.status == status) for status in statuses}
+
+
+def _response_name(classes: Errors) -> str:
+    return "Or".join(error.__name__ for error in classes)
 
 
 def _success(operation: Operation) -> Schema:
@@ -170,7 +179,7 @@ def _headers(*classes: type[ApiError]) -> dict[str, Schema]:
 
 
 def _components() -> dict[str, Any]:
-    every: Errors = tuple(dict.fromkeys(error for operation in OPERATIONS.values() for error in operation.errors))
+    groups = [group for operation in OPERATIONS.values() for group in _by_status(operation.errors).values()]
     return {
         "securitySchemes": {
             "key": {
@@ -181,24 +190,21 @@ def _components() -> dict[str, Any]:
         },
         "parameters": {name: {"name": name, "in": "header", **rest} for name, rest in _PARAMETERS.items()},
         "headers": _OF_EVERY_ANSWER,
-        "responses": {
-            f"Error{status}": _error_response([error for error in every if error.status == status])
-            for status in sorted({error.status for error in every})
-        },
+        "responses": {_response_name(group): _error_response(group) for group in groups},
         "schemas": {**_request_components(), **_answer_components(), **_OWN_SCHEMAS},
     }
 
 
-def _error_response(classes: Sequence[type[ApiError]]) -> Schema:
+def _error_response(classes: Errors) -> Schema:
     """The answer of one status, whichever of these errors it is."""
-    words = "\n".join(f"- {f'`{error.code}`' if error.code else 'no code'}: {error.__doc__}" for error in classes)
+    words = [f"`{error.code}`: {text_of(error)}" if error.code else text_of(error) for error in classes]
     detail = {
         "type": {"enum": list(dict.fromkeys(error.kind for error in classes))},
         "code": {"enum": [error.code for error in classes]},
     }
     body = {"allOf": [ref("ErrorDocument"), {"properties": {"error": {"properties": detail}}}]}
     return {
-        "description": words,
+        "description": "\n\n".join(words),
         "headers": _headers(*classes),
         "content": {"application/json": {"schema": body}},
     }
