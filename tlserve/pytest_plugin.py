@@ -8,10 +8,9 @@ It is loaded by every run of pytest where this package is installed, so it impor
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,8 +79,10 @@ def _open_terminal(pytestconfig: pytest.Config) -> Iterator[Callable[[str], None
     capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
 
     def write_line(text: str) -> None:
-        if reporter is None:  # a worker of pytest-xdist, whose stderr is the terminal
-            print(text, file=sys.stderr, flush=True)
+        # What a worker of pytest-xdist writes is seen by nobody.
+        if reporter is None or hasattr(pytestconfig, "workerinput"):
+            with suppress(OSError), open("/dev/tty", "w") as terminal:
+                print(text, file=terminal)
         else:
             reporter.ensure_newline()
             reporter.write_line(text)
