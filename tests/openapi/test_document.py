@@ -13,7 +13,19 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.client import get
 from tests.generated import openapi_document
-from tests.openai.test_fuzz import EDGES, FIELDS, ROWS, expected, put, with_partner
+from tests.openai.test_fuzz import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    EDGES,
+    FIELDS,
+    ROWS,
+    TOKENIZE,
+    ask,
+    expected,
+    put,
+    with_partner,
+)
 from tests.openapi.described import DOCUMENT, validator
 from tlserve import ServeConfig, serve
 from tlserve.http.messages import Request
@@ -74,8 +86,9 @@ def test_every_field_and_parameter_says_what_it_is_for() -> None:
         if not {"description", "$ref", "enum", "const"} & rule.keys() and "$ref" not in str(rule)
     ]
     assert silent == []
-    assert all("description" in schema for schema in SCHEMAS.values())
-    assert all("description" in parameter for parameter in DOCUMENT["components"]["parameters"].values())
+    assert all(schema["description"] for schema in SCHEMAS.values())
+    assert all(parameter["description"] for parameter in DOCUMENT["components"]["parameters"].values())
+    assert all(answer["description"] for answer in DOCUMENT["components"]["responses"].values())
 
 
 def test_fields_without_effect_are_those_of_the_api_page() -> None:
@@ -95,6 +108,41 @@ def test_it_allows_what_the_parser_takes_and_nothing_else(path: str, name: str) 
         is_allowed = judge.is_valid(body)
         assert is_allowed or not is_taken, (value, list(judge.iter_errors(body)))
         assert is_taken or not is_allowed or name in OF_THE_MODEL, value
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+SAID = [{"role": "user", "content": "a"}]
+BETWEEN_FIELDS: list[tuple[str, dict[str, Any], bool]] = [
+    (CHAT, {"stream_options": {}}, False),
+    (CHAT, {"stream_options": {}, "stream": False}, False),
+    (CHAT, {"stream_options": None, "stream": False}, True),
+    (CHAT, {"stream_options": {}, "stream": True}, True),
+    (CHAT, {"top_logprobs": 0}, False),
+    (CHAT, {"top_logprobs": 0, "logprobs": None}, False),
+    (CHAT, {"top_logprobs": None, "logprobs": False}, True),
+    (CHAT, {"top_logprobs": 0, "logprobs": True}, True),
+    (CHAT, {"messages": [{"role": "user"}]}, False),
+    (CHAT, {"messages": [*SAID, {"role": "assistant"}]}, False),
+    (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": []}]}, False),
+    (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": None, "content": "a"}]}, True),
+    (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": [CALL]}]}, True),
+    (CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": [CALL], "content": None}]}, True),
+    (CHAT, {"messages": [*SAID, {"role": "tool", "tool_calls": [CALL], "content": None}]}, False),
+    (COMPLETIONS, {"stream_options": {}}, False),
+    (TOKENIZE, {"text": None}, False),
+    (TOKENIZE, {"text": None, "messages": SAID}, True),
+    (TOKENIZE, {"text": "a", "messages": SAID}, False),
+    (TOKENIZE, {"text": "a", "messages": None}, True),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "is_right"), BETWEEN_FIELDS)
+async def test_rules_between_fields_are_those_of_the_parser(path: str, fields: dict[str, Any], is_right: bool) -> None:
+    body_type = OPERATIONS["POST", path].body
+    assert body_type is not None
+    body = BODIES[path] | fields
+    assert (await ask(path, body)).status == (200 if is_right else 400)
+    assert validator(SCHEMAS[body_type.__name__]).is_valid(body) is is_right
 
 
 PARSERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {

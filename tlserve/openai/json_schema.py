@@ -56,7 +56,7 @@ def _any_value(kind: type) -> Schema:
 
 def _tidy_struct(schema: Schema) -> Schema:
     properties = {name: _tidy(field) for name, field in schema["properties"].items()}
-    tidy = {"type": "object", "description": _plain(schema["description"]), "properties": properties}
+    tidy = {"type": "object", "description": _plain(schema.get("description", "")), "properties": properties}
     return tidy | ({"required": schema["required"]} if schema["required"] else {})
 
 

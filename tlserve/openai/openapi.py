@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -101,19 +101,26 @@ def document_bytes(routes: frozenset[Route]) -> bytes:
 
 
 def _operation(operation: Operation, pattern: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"operationId": operation.id, "summary": operation.summary}
+    names = list(_PARAMETERS) if operation.runs_in_engine else ["X-Request-Id", "traceparent"]
+    references = [{"$ref": f"#/components/parameters/{name}"} for name in names]
+    entry: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": [_MODEL_ID, *references] if "{id" in pattern else references,
+    }
     if operation.is_extension:
         entry["x-extension"] = True
-    entry["parameters"] = [_MODEL_ID] if "{id" in pattern else []
-    names = list(_PARAMETERS) if operation.runs_in_engine else ["X-Request-Id", "traceparent"]
-    entry["parameters"] = entry["parameters"] + [{"$ref": f"#/components/parameters/{name}"} for name in names]
     if operation.body is not None:
-        examples = {name: {"value": value} for name, value in operation.examples.items()}
-        content = {"application/json": {"schema": ref(operation.body.__name__), "examples": examples}}
-        entry["requestBody"] = {"required": True, "content": content}
-    entry["responses"] = _responses(operation)
-    entry["security"] = [{"key": []}, {}] if operation.needs_key else []
-    return entry
+        entry["requestBody"] = _request_body(operation.body.__name__, operation.examples)
+    return entry | {
+        "responses": _responses(operation),
+        "security": [{"key": []}, {}] if operation.needs_key else [],
+    }
+
+
+def _request_body(name: str, examples: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    values = {title: {"value": value} for title, value in examples.items()}
+    return {"required": True, "content": {"application/json": {"schema": ref(name), "examples": values}}}
 
 
 def _responses(operation: Operation) -> dict[str, Schema]:
