@@ -42,6 +42,17 @@ def test_no_text_of_an_exception_starts_a_line() -> None:
     assert "ValueError" in json.loads(log.JsonFormatter().format(record("fault", exc=fault)))["exception"]
 
 
+def test_opentelemetry_writes_lines_of_the_same_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for logger in (log.LOGGER, logging.getLogger("opentelemetry")):
+        for name in ("handlers", "propagate", "level"):
+            monkeypatch.setattr(logger, name, getattr(logger, name))
+    log.configure("json")
+    logging.getLogger("opentelemetry.sdk.trace").warning("a %s", "fault")
+    assert json.loads(capsys.readouterr().err)["message"] == "a fault"
+
+
 def test_a_lost_stderr_loses_lines_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_the_variable_of_traces_goes_before_that_of_all_signals() -> None:
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL = 'http/json': must be"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer"),
     ],
 )
 async def test_a_wrong_variable_is_a_line_of_the_log_and_the_server_serves(
@@ -57,7 +59,9 @@ async def test_a_wrong_variable_is_a_line_of_the_log_and_the_server_serves(
     with collecting_http() as collected:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collected.endpoint)
         monkeypatch.setenv(name, value)
+        before = {thread.name for thread in threading.enumerate()}
         async with serve(ServeConfig.for_model(SUCC)) as server:
+            assert "OtelBatch" not in str({thread.name for thread in threading.enumerate()} - before)
             reply = await post(server.http_addr, "/v1/chat/completions", CHAT)
     assert (reply.status, "traceresponse" in reply.headers) == (200, False)
     assert collected.spans == []

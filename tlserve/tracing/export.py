@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Final
 
 import trio
-from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
@@ -36,11 +36,11 @@ class Export:
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Starts the thread. Raises what the SDK raises for variables that it cannot read."""
+        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._exporter = ReportingExporter(exporter)
-        self._processor = BatchSpanProcessor(self._exporter)
-        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._provider.add_span_processor(self._processor)
-        self.tracer: Tracer = self._provider.get_tracer("tlserve", version(NAME))
+        self._processor = BatchSpanProcessor(self._exporter)  # the thread, when nothing can be refused any more
+        provider.add_span_processor(self._processor)
+        self.tracer: Tracer = provider.get_tracer("tlserve", version(NAME))
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Export:
@@ -120,13 +120,8 @@ def _exporter(name: str) -> SpanExporter:
 
 def _resource() -> Resource:
     """Who sends: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, else this program."""
-    given = Resource.create()
-    own = {SERVICE_VERSION: version(NAME)}
-    if str(given.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        own[SERVICE_NAME] = NAME
-    elif SERVICE_VERSION in given.attributes:
-        own = {}
-    return given.merge(Resource(own))
+    given = OTELResourceDetector().detect().attributes
+    return Resource.create({SERVICE_NAME: NAME, SERVICE_VERSION: version(NAME), **given})
 
 
 class _Capture(logging.Filter):
