@@ -9,7 +9,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check fuzz soak drain-drill deploy-check clients metrics equivalence mutants generate bench-peers bench-cache bench-spec clean
+.PHONY: help setup model run test lint check fuzz soak drain-drill deploy-check clients metrics conform equivalence mutants generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,11 @@ metrics: .venv/dev model .prometheus  ## Dashboard and alerts against a real Pro
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { \
 		apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends prometheus; }
+
+CONFORM_MODEL := $(if $(filter file,$(origin MODEL)),tiny,$(MODEL))
+conform: .venv/package $(if $(filter smol-135m,$(CONFORM_MODEL)),model)  ## A server of the tiny model against every rule of the API; ARGS="--only err"
+	@mkdir -p build
+	$(BIN)/python -m tests.conform '$(or $(MODEL_DIR_$(CONFORM_MODEL)),$(CONFORM_MODEL))' --junit build/conform.xml $(ARGS)
 
 equivalence: .venv/dev  ## Every combination of engine features gives the reference's bits
 	EQUIVALENCE=full $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/test_equivalence.py

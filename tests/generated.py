@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.cli import options
+from tests.conform import page as conformance
 from tlserve.config import json_schema
 from tlserve.health import Health
 from tlserve.http.router import Router
@@ -118,6 +119,7 @@ def main() -> None:
     README.write_text(readme_text(README.read_text()))
     METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
     options.PAGE.write_text(options.page_text(options.PAGE.read_text()))
+    conformance.PAGE.write_text(conformance.page_text(conformance.PAGE.read_text()))
 
 
 if __name__ == "__main__":

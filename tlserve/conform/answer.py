@@ -46,9 +46,11 @@ class Answer:
         return error
 
     def events(self) -> list[Found]:
-        """The documents of a stream, in order. ``[DONE]`` and comments are none."""
+        """The documents of a stream, one at the least, in order. ``[DONE]`` and comments are none."""
         self.has_status(200)
         payloads = [payload for payload in self._payloads() if payload != b"[DONE]"]
+        if not payloads:
+            self.fail("a stream of events", self.body.decode("utf-8", "replace"))
         return [Found(self._parsed(payload), f"event {index}", self.sent) for index, payload in enumerate(payloads)]
 
     @property

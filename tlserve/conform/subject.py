@@ -54,10 +54,10 @@ class Subject:
     def chat_body(self, content: str = PROMPT, /, **fields: Any) -> Body:
         """A greedy request for 16 tokens; ``fields`` come first, so that a shortened body still shows them."""
         messages = [{"role": "user", "content": content}]
-        return _filled(fields, {"model": self.model, "max_tokens": 16, "temperature": 0, "messages": messages})
+        return _filled(fields, {"max_tokens": 16, "temperature": 0, "messages": messages, "model": self.model})
 
     def text_body(self, prompt: object = PROMPT, /, **fields: Any) -> Body:
-        return _filled(fields, {"model": self.model, "max_tokens": 16, "temperature": 0, "prompt": prompt})
+        return _filled(fields, {"max_tokens": 16, "temperature": 0, "prompt": prompt, "model": self.model})
 
     # Whole answers
 
@@ -93,10 +93,10 @@ class Subject:
 
     async def chat(self, content: str = PROMPT, /, **fields: Any) -> Found:
         """The document of one chat completion."""
-        return (await self.post(CHAT, self.chat_body(content, **fields))).has_status(200).document
+        return _generated(await self.post(CHAT, self.chat_body(content, **fields)))
 
     async def complete(self, prompt: object = PROMPT, /, **fields: Any) -> Found:
-        return (await self.post(COMPLETIONS, self.text_body(prompt, **fields))).has_status(200).document
+        return _generated(await self.post(COMPLETIONS, self.text_body(prompt, **fields)))
 
     async def stream(self, path: str, body: Body, headers: tuple[Header, ...] = ()) -> Answer:
         """The whole of one streamed answer."""
@@ -201,6 +201,13 @@ class Subject:
 
     def _key(self) -> tuple[Header, ...]:
         return (("Authorization", f"Bearer {self.target.api_key}"),) if self.target.api_key else ()
+
+
+def _generated(answer: Answer) -> Found:
+    """The document of an answer that has a choice at the least."""
+    document = answer.has_status(200).document
+    document["choices"].check(bool(document["choices"].items()), "a choice")
+    return document
 
 
 def _filled(fields: Mapping[str, Any], defaults: Body) -> Body:
