@@ -4,7 +4,10 @@ import litellm
 
 response = litellm.completion(
     model="openai/smol-135m",
-    messages=[{"role": "user", "content": "What is the capital of France?"}],
+    messages=[
+        {"role": "system", "content": "Answer in one sentence."},
+        {"role": "user", "content": "What is the capital of France?"},
+    ],
     max_tokens=32,
     temperature=0,
 )

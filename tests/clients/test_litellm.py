@@ -21,7 +21,7 @@ def complete(messages: Any = COLOURS, **fields: Any) -> Any:
 
 
 def test_chat_example(server: ServerHandle) -> None:
-    assert run_python("litellm_chat.py", server) == text_and_cost(ask(server, CAPITAL[1:]))
+    assert run_python("litellm_chat.py", server) == text_and_cost(ask(server, CAPITAL))
 
 
 def test_stream_example(server: ServerHandle) -> None:
