@@ -78,6 +78,11 @@ async def test_a_reply_is_read_to_its_end_and_the_connection_can_be_used_again(p
     assert connection.is_reusable
 
 
+async def test_the_headers_of_a_reply_are_there_with_names_in_lower_case() -> None:
+    connection, _, _ = await ask(answering(OK + b"X-Request-Id: a\r\nAllow: \xe9\r\nContent-Length: 0\r\n\r\n"))
+    assert connection.headers == (("x-request-id", "a"), ("allow", "\xe9"), ("content-length", "0"))
+
+
 async def test_a_reply_that_ends_with_the_connection_is_whole_but_the_last() -> None:
     connection, _, body = await ask(answering(OK + b"\r\nhello", then_close=True))
     assert body == b"hello"

@@ -39,6 +39,12 @@ async def fields(server: Subject) -> None:
     document["choices"][0]["message"]["refusal"].equals(None)
 
 
+@CASES.add("chat.fingerprint", "system_fingerprint is the same in every answer", level="contract")
+async def fingerprint(server: Subject) -> None:
+    first, second = await server.chat(max_tokens=1), await server.complete(max_tokens=2)
+    second["system_fingerprint"].equals(first["system_fingerprint"].text())
+
+
 @CASES.add("chat.id", "every answer has an id of its own")
 async def own_id(server: Subject) -> None:
     first, second = await server.chat(max_tokens=1), await server.chat(max_tokens=1)

@@ -22,6 +22,15 @@ async def shape(server: Subject) -> None:
     choice["finish_reason"].is_in(("stop", "length"))
 
 
+@CASES.add("completions.fields", "fields without a value are there: logprobs is null", level="contract")
+async def fields(server: Subject) -> None:
+    document = await server.complete()
+    document["model"].equals(server.model)
+    document["system_fingerprint"].text()
+    document["choices"][0]["logprobs"].equals(None)
+    document["usage"]["prompt_tokens_details"]["cached_tokens"].integer()
+
+
 @CASES.add("completions.usage", "usage has prompt_tokens, completion_tokens and their sum")
 async def usage(server: Subject) -> None:
     counts = (await server.complete())["usage"]
@@ -40,6 +49,14 @@ async def stream_done(server: Subject) -> None:
     answer = await server.stream(COMPLETIONS, server.text_body())
     if not answer.is_done:
         answer.fail("data: [DONE] at the end", repr(answer.body[-60:].decode("utf-8", "replace")))
+
+
+@CASES.add("completions.stream.object", "every chunk is a text_completion with one id", page="api.md#streams")
+async def stream_object(server: Subject) -> None:
+    events = (await server.stream(COMPLETIONS, server.text_body())).events()
+    for event in events:
+        event["object"].equals("text_completion")
+        event["id"].equals(events[0]["id"].text())
 
 
 @CASES.add(

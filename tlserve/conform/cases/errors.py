@@ -96,6 +96,13 @@ async def context(server: Subject) -> None:
         text.check(str(longest) in digits and str(longest + 1000) in digits, f"naming {longest} and {longest + 1000}")
 
 
+@CASES.add("err.400.input_context", "an input of embeddings past the context is context_length_exceeded")
+async def input_context(server: Subject) -> None:
+    ids = await server.tokens(text="a")
+    body = {"input": ["a", ids * (await server.context() + 1)], "model": server.model}
+    (await server.post(EMBEDDINGS, body)).refuses(400, code="context_length_exceeded", param="input[1]")
+
+
 @CASES.add("err.401", "a wrong key and none are 401 invalid_api_key, with WWW-Authenticate: Bearer")
 async def unauthorized(server: Subject) -> None:
     skip_unless(server.target.api_key is not None, "needs --api-key: the server may ask for none")
