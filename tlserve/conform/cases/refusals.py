@@ -34,9 +34,9 @@ class Wrong:
     def _base(self, server: Subject, fields: Body) -> Body:
         if self.path == CHAT:
             return server.chat_body(**fields)
-        return (
-            server.text_body(**fields) if self.path == COMPLETIONS else {"input": "a", "model": server.model} | fields
-        )
+        if self.path == COMPLETIONS:
+            return server.text_body(**fields)
+        return {"input": "a", "model": server.model} | fields
 
 
 def _turn(**fields: Any) -> list[Body]:
@@ -133,12 +133,16 @@ def _area(wrong: Wrong) -> str:
     return name if wrong.path == CHAT else f"{wrong.path.removeprefix('/')}.{name}"
 
 
-for _wrong in BAD:
-    _rule = f"a value of {_wrong.field} that breaks its rule is 400 and named, also for a stream"
-    CASES.add(f"err.400.{_area(_wrong)}", _rule)(_refused(_wrong, 400, _wrong.field))
-for _id, _rule, _wrong in BAD_PLACES:
-    CASES.add(_id, _rule)(_refused(_wrong, 400, _wrong.param))
-for _wrong in UNSERVED:
-    _rule = f"a value of {_wrong.field} that is not served is 422 and named, never ignored"
-    _param = _wrong.param or _wrong.field
-    CASES.add(f"err.422.{_area(_wrong)}", _rule)(_refused(_wrong, 422, _param, "unsupported_parameter"))
+def _register() -> None:
+    for wrong in BAD:
+        rule = f"a value of {wrong.field} that breaks its rule is 400 and named, also for a stream"
+        CASES.add(f"err.400.{_area(wrong)}", rule)(_refused(wrong, 400, wrong.field))
+    for id, rule, wrong in BAD_PLACES:
+        CASES.add(id, rule)(_refused(wrong, 400, wrong.param))
+    for wrong in UNSERVED:
+        rule = f"a value of {wrong.field} that is not served is 422 and named, never ignored"
+        check = _refused(wrong, 422, wrong.param or wrong.field, "unsupported_parameter")
+        CASES.add(f"err.422.{_area(wrong)}", rule)(check)
+
+
+_register()

@@ -5,23 +5,27 @@ Stop strings are cut out of what the model says when nothing stops it, so that a
 
 from __future__ import annotations
 
-from tlserve.conform.case import Cases
+from tlserve.conform.case import Cases, Skipped
 from tlserve.conform.found import Found
-from tlserve.conform.subject import CHAT, PROMPT, Subject, skip_unless
+from tlserve.conform.subject import CHAT, PROMPT, Subject
 
 CASES = Cases("api.md#stop-strings", "core")
 NUM_TOKENS = 48
 
 
 async def _unstopped(server: Subject) -> tuple[str, str]:
-    """What the model says, and a stop string of two characters in it that is not at its start."""
+    """What the model says, and a stop string in it."""
     text = (await server.chat(max_tokens=NUM_TOKENS))["choices"][0]["message"]["content"].text()
+    return text, _pair_in(text)
+
+
+def _pair_in(text: str) -> str:
+    """Two whole characters of it that are not at its start. Raises Skipped where there are none."""
     for start in range(2, len(text) - 1):
         pair = text[start : start + 2]
         if "\N{REPLACEMENT CHARACTER}" not in pair and text.find(pair) >= 2:
-            return text, pair
-    skip_unless(False, f"the model says nothing that could be stopped: {text!r}")
-    raise AssertionError("skip_unless(False) should never return")
+            return pair
+    raise Skipped(f"the model says nothing that could be stopped: {text!r}")
 
 
 def _ends(choice: Found, text: str, reason: str) -> None:
@@ -92,11 +96,9 @@ async def stop_not_in_prompt(server: Subject) -> None:
 @CASES.add("completions.stop", "completions end before a stop string too")
 async def stop_of_completions(server: Subject) -> None:
     text = (await server.complete(max_tokens=NUM_TOKENS))["choices"][0]["text"].text()
-    good = [text[i : i + 2] for i in range(2, len(text) - 1) if text.find(text[i : i + 2]) >= 2]
-    good = [pair for pair in good if "\N{REPLACEMENT CHARACTER}" not in pair]
-    skip_unless(bool(good), f"the model says nothing that could be stopped: {text!r}")
-    document = await server.complete(max_tokens=NUM_TOKENS, stop=good[0])
-    _ends(document["choices"][0], text.split(good[0])[0], "stop")
+    pair = _pair_in(text)
+    document = await server.complete(max_tokens=NUM_TOKENS, stop=pair)
+    _ends(document["choices"][0], text.split(pair)[0], "stop")
 
 
 @CASES.add("chat.stop_token_ids", "a stop token ends the answer and is not in its text", level="contract")
