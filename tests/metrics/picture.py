@@ -63,8 +63,7 @@ def _draw_panel(axis: Axes, panel: dict[str, Any], lines: list[Line]) -> None:
     axis.set_title(panel["title"])
     axis.set_xlabel("s")
     axis.set_ylabel(unit)
-    axis.margins(y=0.1)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.25 * axis.get_ylim()[1])  # room for the legend
     axis.grid(alpha=0.3)
     if lines:
         axis.legend(fontsize="small", loc="upper left", framealpha=0.5)
