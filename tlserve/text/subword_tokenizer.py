@@ -19,6 +19,10 @@ _MAX_CONTROL_LENGTH = 128
 _MAX_CONTROL_LETTERS = 1 << 19
 
 
+class TokenizerFault(Exception):
+    """The library failed on a text. Does not say more: what the library says may quote the text."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What the library does not say of a tokenizer."""
@@ -37,7 +41,8 @@ class SubwordTokenizer:
     """Implements Tokenizer.
 
     `decode` takes away the space that `encode` put before a text, at the very beginning and nowhere else, so the bytes
-    of generated tokens are exactly what they add to the decoded prompt.
+    of generated tokens are exactly what they add to the decoded prompt. Encoding raises TokenizerFault where the
+    library fails, which hostile files can bring about.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
@@ -56,7 +61,7 @@ class SubwordTokenizer:
         self.bos_token = "" if self.bos_id is None else backend.id_to_token(self.bos_id) or ""
         self.eos_ids = vocabulary.eos_ids
         self.eos_token = vocabulary.eos_token
-        self.adds_bos = self.bos_id is not None and backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_id]
+        self.adds_bos = self.bos_id is not None and _ids(backend, "", add_special_tokens=True)[:1] == [self.bos_id]
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special: bool = True, limit: int | None = None
@@ -147,8 +152,13 @@ class SubwordTokenizer:
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    # A batch of one: only the batch forms give the interpreter lock up while they work.
-    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    try:
+        # A batch of one: only the batch forms give the interpreter lock up while they work.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception, and would end the server
+        raise TokenizerFault(f"the library fails on a text with {type(error).__name__}") from None
     ids: list[int] = encoding.ids
     return ids
 

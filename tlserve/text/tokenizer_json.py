@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import tokenizers
 
 from tlserve.errors import ModelError
 from tlserve.text.spelling import Spelling
-from tlserve.text.subword_tokenizer import SubwordTokenizer, Vocabulary, check_control_tokens
+from tlserve.text.subword_tokenizer import SubwordTokenizer, TokenizerFault, Vocabulary, check_control_tokens
+from tlserve.text.tokenizer_checks import fault_of, parts
 
 # Normalizers that keep all of a text; Replace does when it spells spaces as SentencePiece does.
 _KEEPING_NORMALIZERS = {"Prepend", "NFC", "ByteLevel"}
 _SENTENCEPIECE_DECODERS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+_SAMPLE = "A b, 1\n\té 漢 🗼 " * 3  # every tokenizer can encode it
 
 
 def from_tokenizer_json(
@@ -51,7 +53,14 @@ def from_tokenizer_json(
     )
     if vocabulary.size == 0:
         raise ModelError(f"{file}: model.vocab is empty")
-    return SubwordTokenizer(backend, vocabulary)
+    try:
+        tokenizer = SubwordTokenizer(backend, vocabulary)
+        ids = tokenizer.encode(_SAMPLE, add_special_tokens=True)
+    except TokenizerFault as error:
+        raise ModelError(f"{file}: cannot be used: {error}") from None
+    if max(ids, default=0) >= vocabulary.size:
+        raise ModelError(f"{file}: cannot be used: it gives token {max(ids)}, past its vocabulary")
+    return tokenizer
 
 
 def _decode(data: bytes, file: str) -> dict[str, object]:
@@ -59,12 +68,8 @@ def _decode(data: bytes, file: str) -> dict[str, object]:
         description = msgspec.json.decode(data, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{file}: is not a JSON object: {error}") from None
-    model = description.get("model")
-    if not isinstance(model, dict):
-        raise ModelError(f"{file}: model is missing or not an object")
-    # The library cuts that many bytes off the second half of each merge, unchecked: a panic, which may end the process.
-    if model.get("continuing_subword_prefix"):
-        raise ModelError(f"{file}: model.continuing_subword_prefix is not supported")
+    if fault := fault_of(description):
+        raise ModelError(f"{file}: {fault}")
     return description
 
 
@@ -91,18 +96,8 @@ def _named_token(config: Mapping[str, object], key: str, backend: tokenizers.Tok
     return value
 
 
-def _parts(component: object) -> Iterator[Mapping[str, object]]:
-    """A normalizer, pre-tokenizer or decoder, and the parts of a sequence of them."""
-    if isinstance(component, dict):
-        yield component
-        for key in ("normalizers", "pretokenizers", "decoders"):
-            parts = component.get(key)
-            for part in parts if isinstance(parts, list) else ():
-                yield from _parts(part)
-
-
 def _types(component: object) -> set[object]:
-    return {part.get("type") for part in _parts(component)} - {"Sequence"}
+    return {part.get("type") for part in parts(component)} - {"Sequence"}
 
 
 def _spelling(description: Mapping[str, object], file: str) -> Spelling:
@@ -120,7 +115,7 @@ def _spelling(description: Mapping[str, object], file: str) -> Spelling:
 
 def _strips_first_space(description: Mapping[str, object]) -> bool:
     """Whether decoding takes away the space that encoding puts before a text."""
-    for part in _parts(description.get("decoder")):
+    for part in parts(description.get("decoder")):
         if part.get("type") == "Strip":
             return bool(part.get("start"))
         if part.get("type") == "Metaspace":
@@ -130,7 +125,7 @@ def _strips_first_space(description: Mapping[str, object]) -> bool:
 
 def _keeps_all_text(description: Mapping[str, object]) -> bool:
     """Whether every byte of a text, once composed, comes back from its ids; then long texts can be refused early."""
-    for part in _parts(description.get("normalizer")):
+    for part in parts(description.get("normalizer")):
         spells_spaces = part.get("pattern") == {"String": " "} and part.get("content") == "▁"
         if part.get("type") not in {*_KEEPING_NORMALIZERS, "Sequence"} and not spells_spaces:
             return False
