@@ -10,7 +10,9 @@ from tlserve.conform.subject import CHAT, COMPLETIONS, EMBEDDINGS, Subject, skip
 
 CASES = Cases("api.md#errors")
 HTTP = "http.md#what-is-refused-and-how"
-MAX_REQUESTS = 512  # sent at once to fill a queue
+MAX_REQUESTS = 512  # in flight to fill a queue
+NUM_AT_ONCE = 32  # of them in each wave, so that a busy machine has time to read them all
+WAVE_INTERVAL = 0.5  # seconds
 RETRY_INTERVAL = 0.05  # seconds
 
 
@@ -165,20 +167,25 @@ async def headers_too_large(server: Subject) -> None:
 
 @CASES.add("err.429", "a full queue is rate_limit_exceeded at once, with Retry-After: 1", is_alone=True)
 async def queue_full(server: Subject) -> None:
-    """Sends until one is refused. All are closed then, and the server must answer as before."""
-    context = await server.context()
-    body = server.chat_body(max_tokens=min(context - 200, 4000), ignore_eos=True)
+    """Sends more and more until one is refused. All are closed then, and the server must answer as before."""
+    body = server.chat_body(max_tokens=min(await server.context() - 200, 4000), ignore_eos=True)
     refusals: list[Answer] = []
+    refused = trio.Event()
+
+    async def ask() -> None:
+        answer = await server.post(CHAT, body)
+        if answer.status != 200:
+            refusals.append(answer)
+            refused.set()
+
     async with trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            answer = await server.post(CHAT, body)
-            if answer.status != 200:
-                refusals.append(answer)
-                nursery.cancel_scope.cancel()
-
-        for _ in range(MAX_REQUESTS):
-            nursery.start_soon(ask)
+        for _ in range(MAX_REQUESTS // NUM_AT_ONCE):
+            for _ in range(NUM_AT_ONCE):
+                nursery.start_soon(ask)
+            with trio.move_on_after(WAVE_INTERVAL):
+                await refused.wait()
+                break
+        nursery.cancel_scope.cancel()
     skip_unless(bool(refusals), f"the server took {MAX_REQUESTS} requests at once")
     refusals[0].refuses(429, code="rate_limit_exceeded")["type"].equals("rate_limit_error")
     refusals[0].header("retry-after").equals("1")
