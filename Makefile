@@ -9,7 +9,7 @@ MODEL_DIR_tiny := fixtures/tiny-llama
 MODEL_DIR := $(or $(MODEL_DIR_$(MODEL)),$(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test lint check fuzz soak drain-drill deploy-check clients metrics conform equivalence mutants generate bench-peers bench-cache bench-spec clean
+.PHONY: help setup model run test lint check fuzz soak drain-drill deploy-check clients metrics conform equivalence mutants docs generate bench-peers bench-cache bench-spec clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ help:  ## Show this list
 
 .venv/deploy: .venv/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
+	@touch $@
+
+.venv/docs: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 setup: .venv/package  ## Create .venv with the trio-tlserve command
@@ -118,6 +122,9 @@ equivalence: .venv/dev  ## Every combination of engine features gives the refere
 
 mutants: .venv/dev  ## Put 16 known faults into a copy of the code, one at a time; each must be caught
 	$(BIN)/python -m tests.mutants
+
+docs: .venv/docs generate  ## Build the documentation's site into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 generate: .venv/dev  ## Write the parts of the documentation that come from the code
 	$(BIN)/python -m tests.generated

@@ -1,5 +1,6 @@
-"""What is written from elsewhere: the table of keys in README.md, docs/runtime.schema.json and docs/openapi.v1.yaml
-from the code, the table of docs/metrics.md from docs/metrics.yaml. ``make generate``."""
+"""What is written from elsewhere: the table of docs/configuration.md, docs/runtime.schema.json and docs/openapi.v1.yaml
+from the code, the table of docs/metrics.md from docs/metrics.yaml, the bars of docs/pictures/benchmarks.svg from
+docs/benchmarks.json. ``make generate``."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tests.bench import plots
 from tests.cli import options
 from tests.conform import page as conformance
 from tlserve.config import json_schema
@@ -21,7 +23,7 @@ from tlserve.openai.openapi import document_bytes
 ROOT = Path(__file__).parents[1]
 SCHEMA_FILE = ROOT / "docs" / "runtime.schema.json"
 OPENAPI_FILE = ROOT / "docs" / "openapi.v1.yaml"
-README = ROOT / "README.md"
+CONFIGURATION_PAGE = ROOT / "docs" / "configuration.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 METRICS_FILE = ROOT / "docs" / "metrics.yaml"
 _BEGIN, _END = "<!-- keys: make generate -->\n", "<!-- end of keys -->\n"
@@ -58,7 +60,7 @@ def openapi_text() -> str:
     return text
 
 
-def readme_text(current: str) -> str:
+def configuration_text(current: str) -> str:
     """``current`` with its table of keys made new."""
     head, rest = current.split(_BEGIN)
     return head + _BEGIN + keys_table() + _END + rest.split(_END)[1]
@@ -116,7 +118,8 @@ def _values(schema: dict[str, Any]) -> str:
 def main() -> None:
     SCHEMA_FILE.write_text(schema_text())
     OPENAPI_FILE.write_text(openapi_text())
-    README.write_text(readme_text(README.read_text()))
+    CONFIGURATION_PAGE.write_text(configuration_text(CONFIGURATION_PAGE.read_text()))
+    plots.write()
     METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
     options.PAGE.write_text(options.page_text(options.PAGE.read_text()))
     conformance.PAGE.write_text(conformance.page_text(conformance.PAGE.read_text()))

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import plots
+from tests.bench.results import Results
 from tests.generated import (
+    CONFIGURATION_PAGE,
     METRICS_PAGE,
     OPENAPI_FILE,
-    README,
     SCHEMA_FILE,
+    configuration_text,
     metrics_text,
     openapi_text,
-    readme_text,
     schema_text,
 )
 from tests.metrics.listed import unknown_metrics
@@ -25,11 +27,15 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "doc
 
 
 def test_the_table_of_keys_is_current() -> None:
-    assert README.read_text() == readme_text(README.read_text()), "run make generate"
+    assert CONFIGURATION_PAGE.read_text() == configuration_text(CONFIGURATION_PAGE.read_text()), "run make generate"
 
 
 def test_the_published_schema_is_current() -> None:
     assert SCHEMA_FILE.read_text() == schema_text(), "run make generate"
+
+
+def test_the_picture_of_the_benchmarks_is_of_the_figures() -> None:
+    assert plots.PICTURE.read_text() == plots.picture(Results()), "run make generate"
 
 
 def test_the_published_openapi_document_is_current() -> None:

@@ -10,6 +10,8 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
+![Tokens a second over those of llama.cpp, by format and load](pictures/benchmarks.svg)
+
 Written by `make bench-peers` (with `make bench-cache` and `make bench-spec` for their rows) from
 `docs/benchmarks.json`; not edited by hand. `python -m tests.bench.peers --rows GROUP ...` measures some groups again.
 

@@ -1,4 +1,4 @@
-"""``make bench-peers``: ours and llama.cpp in turn on the same files, into docs/benchmarks.md.
+"""``make bench-peers``: ours and llama.cpp in turn on the same files, into docs/benchmarks.md and its picture.
 
 Each group of rows is measured in rounds, ours and theirs one after the other in each, so that a machine that changes
 its pace changes both. ``--rows`` measures some groups again; the others keep what docs/benchmarks.json holds.
@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.bench import document
+from tests.bench import document, plots
 from tests.bench.commands import ROOT, run
 from tests.bench.groups import Context, Samples
 from tests.bench.machine import describe
@@ -33,6 +33,7 @@ def main() -> None:
     for name in arguments.rows:
         _measure(name, context, results, arguments.runs)
         document.write(results)
+        plots.write()
 
 
 def _measure(name: str, context: Context, results: Results, num_rounds: int) -> None:
