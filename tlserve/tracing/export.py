@@ -2,7 +2,8 @@
 
 Rule 1: requests never wait for the collector. Spans go into a queue of bounded length; those that find it full are
         dropped.
-Rule 2: the log has at most two lines a REPORT_INTERVAL of what cannot be sent, whatever the libraries would say.
+Rule 2: the log has at most two lines a REPORT_INTERVAL of what cannot be sent, and one at the end, whatever the
+        libraries would say.
 Rule 3: at the end the thread has FLUSH_TIMEOUT to send what is left, then nothing more is begun. It is waited for: a
         collector that has taken a connection and does not answer is given up by the exporter's own timeout.
 """
@@ -64,6 +65,7 @@ class Export:
                 with trio.move_on_after(FLUSH_TIMEOUT):
                     await ended.wait()
                 self._exporter.shutdown()
+        self._exporter.report_rest()
 
 
 class ReportingExporter(SpanExporter):
@@ -79,13 +81,14 @@ class ReportingExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         if self._is_shut_down:
+            self._num_lost += len(spans)
             return SpanExportResult.FAILURE
         with _CAPTURE.lines() as lines:
             result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
             self._report_success()
         else:
-            self._report_loss(len(spans), lines[-1] if lines else "")
+            self._report_loss(len(spans), lines[0] if lines else "")  # those of later attempts give no reason
         return result
 
     def shutdown(self) -> None:
@@ -94,12 +97,21 @@ class ReportingExporter(SpanExporter):
             self._is_shut_down = True
             self._exporter.shutdown()
 
+    def report_rest(self) -> None:
+        """Say what was lost since the last line; nothing is sent any more."""
+        if self._num_lost:
+            self._say_lost("the server has ended")
+
     def _report_loss(self, num_spans: int, reason: str) -> None:
         self._num_lost += num_spans
         now = time.monotonic()
         if self._reported_at is None or now - self._reported_at >= REPORT_INTERVAL:
-            LOGGER.warning("traces cannot be sent", extra={"spans_lost": self._num_lost, "reason": reason})
-            self._reported_at, self._num_lost = now, 0
+            self._say_lost(reason)
+            self._reported_at = now
+
+    def _say_lost(self, reason: str) -> None:
+        LOGGER.warning("traces cannot be sent", extra={"spans_lost": self._num_lost, "reason": reason})
+        self._num_lost = 0
 
     def _report_success(self) -> None:
         if self._reported_at is not None and time.monotonic() - self._reported_at >= REPORT_INTERVAL:
