@@ -106,7 +106,8 @@ class EngineLoop:
     ) -> None:
         """``queue_deadline`` is in seconds; ``step_delay`` seconds are slept after each step, for tests.
 
-        ``on_step`` is told how long each step took, by the event loop after the step's outputs went out. With ``in_thread`` False a step blocks the event loop: for tests with a clock that jumps.
+        ``on_step`` is told how long each step took, by the event loop after the step's outputs went out. With
+        ``in_thread`` False a step blocks the event loop: for tests with a clock that jumps.
         """
         self.died = trio.Event()  # set when a step has failed
         self.max_model_len = engine.max_model_len
