@@ -53,7 +53,7 @@ def packed(layout: Layout, stored: Bytes, k: int) -> Bytes:
 def _write(x: Floats, quantised: bool, act: Bytes, lanes: int) -> None:
     columns, k = x.shape
     for column in range(columns):
-        product.put_column(quantised, x[column], 0, k, act, 0, column, lanes)
+        product.put_column(quantised, x[column], 0, 0, k, k, act, 0, column, lanes)
 
 
 def activations(layout: Layout, x: Floats, lanes: int) -> Bytes:

@@ -7,12 +7,11 @@ do not depend on who took what, nor on how many pieces there are.
     embedding               a few tokens a piece
     norm, quantise          a few tokens
     q, k, v                 a few heads of one of the three; then QK norm, rope, and k and v into the cache
-    attention               a run of tokens of one request, and one head of keys
-    quantise                a few tokens
+    attention, quantise     a run of tokens of one request, and one head of keys
     output + residual       a few rows of weights
     norm, quantise          a few tokens
-    gate, up, silu(gate)*up a few rows of both
-    quantise                a few tokens
+    gate, up, silu(gate)*up,
+    quantise                a few rows of both
     down + residual         a few rows of weights
     ... for each layer, then
     final norm              a row whose logits or hidden state are wanted
@@ -31,10 +30,10 @@ from numba import types
 from tlserve.kernels.attention import attend
 from tlserve.kernels.jit import entry, inline, jit
 from tlserve.kernels.kv_cache import sub_block_at, sub_block_bytes, write_kv
-from tlserve.kernels.layout import ROWS
+from tlserve.kernels.layout import GROUP, ROWS
 from tlserve.kernels.matmul import matmul
 from tlserve.kernels.pointwise import rms_norm, rope, silu_times
-from tlserve.kernels.product import Product, is_quantised, lanes_for, put_column
+from tlserve.kernels.product import Bytes, Product, is_quantised, lanes_for, put_column
 from tlserve.kernels.state import DIMS, WEIGHTS, WORK, Dims, Field, Floats, Matrix, Norm, Numbers, Weights, Work
 from tlserve.kernels.threads import (
     MAX_PIECES,
@@ -53,7 +52,7 @@ from tlserve.kernels.unpack import unpack_row
 
 TOKENS_A_PIECE = 4
 PIECES_A_THREAD = 4  # of a stage: few enough to be cheap, enough that threads end together
-STAGES_A_LAYER = 9
+STAGES_A_LAYER = 7
 OTHER_STAGES = 3
 
 FORMAT, AT, ROW_COUNT, COLUMNS, BIAS = (int(field) for field in Field)
@@ -111,10 +110,10 @@ def _share(items: int, least: int) -> int:
 
 
 @inline
-def _rows_a_piece(rows: int, threads: int, pieces_a_thread: int) -> int:
-    """Rows of weights of one piece, whole tiles."""
-    tiles = (rows + ROWS - 1) // ROWS
-    return _share(tiles, tiles // (pieces_a_thread * threads)) * ROWS if tiles > 1 else ROWS
+def _rows_a_piece(rows: int, threads: int, pieces_a_thread: int, unit: int) -> int:
+    """Rows of weights of one piece, a multiple of ``unit``, which is whole tiles."""
+    units = (rows + unit - 1) // unit
+    return _share(units, max(1, units // (pieces_a_thread * threads))) * unit
 
 
 @inline
@@ -133,18 +132,21 @@ def _prepare(users: Numbers, values: Floats, size: int, work: Work, t: int, colu
         quantised += is_quantised(users[user, FORMAT])
     lanes = lanes_for(columns)
     if quantised > 0:
-        put_column(True, values, t * size, size, work.quantised, 0, t, lanes)
+        put_column(True, values, t * size, 0, size, size, work.quantised, 0, t, lanes)
     if quantised < users.shape[0]:
-        put_column(False, values, t * size, size, work.spread, 0, t, lanes)
+        put_column(False, values, t * size, 0, size, size, work.spread, 0, t, lanes)
 
 
 @jit
 def _multiply(
-    weights: Weights, matrix: Numbers, first: int, last: int, work: Work, columns: int,
+    weights: Weights, matrix: Numbers, first: int, last: int, quantised: Bytes, spread: Bytes, columns: int,
     y: Floats, y_at: int, y_stride: int, accumulate: bool,
 ) -> None:  # fmt: skip
-    """y[t, first:last] = (y +) bias + rows first..last of the matrix times what was prepared; whole tiles of rows."""
-    act = work.quantised if is_quantised(matrix[FORMAT]) else work.spread
+    """y[t, first:last] = (y +) bias + rows first..last of the matrix times what was prepared; whole tiles of rows.
+
+    Of the activations only those in the form that the matrix needs are read.
+    """
+    act = quantised if is_quantised(matrix[FORMAT]) else spread
     product = Product(
         weights.kernels, weights.arena, matrix[FORMAT], matrix[AT], matrix[ROW_COUNT], matrix[COLUMNS], matrix[BIAS],
         act, 0, columns, lanes_for(columns), y, y_at, y_stride, accumulate,
@@ -183,34 +185,24 @@ def _norm(dims: Dims, weights: Weights, norm_at: int, users: Numbers, work: Work
 
 
 @jit
-def _prepare_all(users: Numbers, values: Floats, work: Work, now: Now, stage: int) -> None:
-    n, size = now.num_tokens, users[0, COLUMNS]
-    share = _share(n, TOKENS_A_PIECE)
-    pieces = _pieces(n, share)
-    piece = _take(now, stage, pieces, -1)
-    while piece >= 0:
-        for t in range(piece * share, min(n, (piece + 1) * share)):
-            _prepare(users, values, size, work, t, n)
-        piece = _take(now, stage, pieces, piece)
-
-
-@jit
-def _project(weights: Weights, matrix: Numbers, work: Work, now: Now, stage: int) -> None:
+def _project(
+    weights: Weights, matrix: Numbers, quantised: Bytes, spread: Bytes, work: Work, now: Now, stage: int
+) -> None:
     """x += matrix times what was prepared."""
     rows = matrix[ROW_COUNT]
-    share = _rows_a_piece(rows, now.threads, PIECES_A_THREAD)
+    share = _rows_a_piece(rows, now.threads, PIECES_A_THREAD, ROWS)
     pieces = _pieces(rows, share)
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(rows, (piece + 1) * share)
-        _multiply(weights, matrix, first, last, work, now.num_tokens, work.x, 0, rows, True)
+        _multiply(weights, matrix, first, last, quantised, spread, now.num_tokens, work.x, 0, rows, True)
         piece = _take(now, stage, pieces, piece)
 
 
 @jit
 def _qkv(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
     """q, k and v of all tokens, normed and rotated, k and v in the cache."""
-    heads = _heads_a_tile(dims.head_dim)
+    heads = _heads_to_fill(ROWS, dims.head_dim, dims.num_kv_heads)
     q_pieces, k_pieces = _pieces(dims.num_heads, heads), _pieces(dims.num_kv_heads, heads)
     pieces = q_pieces + 2 * k_pieces
     piece = _take(now, stage, pieces, -1)
@@ -227,10 +219,10 @@ def _qkv(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: 
 
 
 @inline
-def _heads_a_tile(head_dim: int) -> int:
-    """The fewest heads whose rows fill whole tiles."""
+def _heads_to_fill(unit: int, values: int, num_heads: int) -> int:
+    """The fewest of ``num_heads`` heads, of so many values each, that fill whole units; all of them if none do."""
     heads = 1
-    while heads * head_dim % ROWS:
+    while heads < num_heads and heads * values % unit:
         heads += 1
     return heads
 
@@ -245,7 +237,10 @@ def _some_heads(
     row = (dims.num_heads + 2 * dims.num_kv_heads) * d
     last = min(first + heads, num_heads)
     matrix, norms = weights.matrices[layer, which], weights.norms[layer]
-    _multiply(weights, matrix, first * d, last * d, work, now.num_tokens, work.qkv, start * d, row, False)
+    _multiply(
+        weights, matrix, first * d, last * d, work.quantised, work.spread, now.num_tokens,
+        work.qkv, start * d, row, False,
+    )  # fmt: skip
     for t in range(now.num_tokens):
         for head in range(first, last):
             at = t * row + (start + head) * d
@@ -283,48 +278,62 @@ def _keep(dims: Dims, layer: int, head: int, is_key: bool, work: Work, t: int, a
 
 @jit
 def _attention(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
-    """normed = attention of all tokens."""
-    items = now.num_runs * dims.num_kv_heads
+    """Attention of all tokens, prepared for OUTPUT."""
+    num_heads = dims.num_kv_heads
+    heads = _heads_to_fill(GROUP, dims.num_heads // num_heads * dims.head_dim, num_heads)
+    parts = _pieces(num_heads, heads)
+    items = now.num_runs * parts
     share = _share(items, 1)
     pieces = _pieces(items, share)
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         for item in range(piece * share, min(items, (piece + 1) * share)):
             # The last runs, which see most, come first, so that threads end together.
-            run, head = now.num_runs - 1 - item // dims.num_kv_heads, item % dims.num_kv_heads
-            _attend_run(dims, weights, layer, head, work.runs[run], work.runs[run + 1], work, now.thread)
+            run, head = now.num_runs - 1 - item // parts, item % parts * heads
+            _attend_run(dims, weights, layer, head, min(num_heads, head + heads), run, work, now)
         piece = _take(now, stage, pieces, piece)
 
 
 @jit
-def _attend_run(
-    dims: Dims, weights: Weights, layer: int, head: int, first: int, last: int, work: Work, thread: int
-) -> None:
+def _attend_run(dims: Dims, weights: Weights, layer: int, head: int, end: int, run: int, work: Work, now: Now) -> None:
+    """Heads [head, end) of keys for the tokens of a run."""
+    first, last = work.runs[run], work.runs[run + 1]
     d, group = dims.head_dim, dims.num_heads // dims.num_kv_heads
     q_row, out_row = (dims.num_heads + 2 * dims.num_kv_heads) * d, dims.num_heads * d
-    base, block_stride = _cache_at(dims, layer, head)
-    attend(
-        weights.attention, work.qkv, first * q_row + head * group * d, q_row, last - first, group, d,
-        work.positions[first], work.kv, base, work.block_tables, work.request_rows[first], dims.block_size,
-        block_stride, work.normed, first * out_row + head * group * d, out_row, work.attention[thread],
-    )  # fmt: skip
+    for h in range(head, end):
+        base, block_stride = _cache_at(dims, layer, h)
+        attend(
+            weights.attention, work.qkv, first * q_row + h * group * d, q_row, last - first, group, d,
+            work.positions[first], work.kv, base, work.block_tables, work.request_rows[first], dims.block_size,
+            block_stride, work.normed, first * out_row + h * group * d, out_row, work.attention[now.thread],
+        )  # fmt: skip
+    matrix = weights.matrices[layer, OUTPUT]
+    quantised, lanes = is_quantised(matrix[FORMAT]), lanes_for(now.num_tokens)
+    act = work.quantised if quantised else work.spread
+    for t in range(first, last):
+        put_column(quantised, work.normed, t * out_row, head * group * d, end * group * d, out_row, act, 0, t, lanes)
 
 
 @jit
 def _gate_up(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
-    """acted = silu(gate) * up"""
-    gate, up = weights.matrices[layer, GATE], weights.matrices[layer, UP]
-    n, size = now.num_tokens, dims.intermediate_size
-    share = _rows_a_piece(size, now.threads, PIECES_A_THREAD)
+    """silu(gate) * up, prepared for DOWN."""
+    matrices, n, size = weights.matrices[layer], now.num_tokens, dims.intermediate_size
+    share = _rows_a_piece(size, now.threads, PIECES_A_THREAD, GROUP)
     pieces = _pieces(size, share)
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(size, (piece + 1) * share)
-        _multiply(weights, gate, first, last, work, n, work.gate_up, 0, 2 * size, False)
-        _multiply(weights, up, first, last, work, n, work.gate_up, size, 2 * size, False)
+        for half in range(2):
+            _multiply(
+                weights, matrices[GATE + half], first, last, work.quantised, work.spread, n,
+                work.gate_up, half * size, 2 * size, False,
+            )  # fmt: skip
+        quantised, lanes = is_quantised(matrices[DOWN, FORMAT]), lanes_for(n)
         for t in range(n):
-            at = t * 2 * size + first
-            silu_times(work.gate_up, at, work.gate_up, at + size, last - first, work.acted, t * size + first)
+            gate = t * 2 * size
+            at = gate + first
+            silu_times(work.gate_up, at, work.gate_up, at + size, last - first, work.gate_up, at)
+            put_column(quantised, work.gate_up, gate, first, last, size, work.acted, 0, t, lanes)
         piece = _take(now, stage, pieces, piece)
 
 
@@ -353,12 +362,12 @@ def _final_norm(dims: Dims, weights: Weights, work: Work, now: Now, stage: int) 
 @jit
 def _logits(weights: Weights, work: Work, now: Now, stage: int) -> None:
     n, rows = now.num_logits, weights.head[ROW_COUNT]
-    share = _rows_a_piece(rows, now.threads, 8 * PIECES_A_THREAD)
+    share = _rows_a_piece(rows, now.threads, 8 * PIECES_A_THREAD, ROWS)
     pieces = _pieces(rows, share) if n else 0
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
         first, last = piece * share, min(rows, (piece + 1) * share)
-        _multiply(weights, weights.head, first, last, work, n, work.logits, 0, rows, False)
+        _multiply(weights, weights.head, first, last, work.quantised, work.spread, n, work.logits, 0, rows, False)
         piece = _take(now, stage, pieces, piece)
 
 
@@ -374,12 +383,10 @@ def _step(dims: Dims, weights: Weights, work: Work, now: Now) -> None:
         _norm(dims, weights, norms[INPUT], matrices[Q : V + 1], work, now, stage)
         _qkv(dims, weights, layer, work, now, stage + 1)
         _attention(dims, weights, layer, work, now, stage + 2)
-        _prepare_all(matrices[OUTPUT : OUTPUT + 1], work.normed, work, now, stage + 3)
-        _project(weights, matrices[OUTPUT], work, now, stage + 4)
-        _norm(dims, weights, norms[POST_ATTENTION], matrices[GATE : UP + 1], work, now, stage + 5)
-        _gate_up(dims, weights, layer, work, now, stage + 6)
-        _prepare_all(matrices[DOWN : DOWN + 1], work.acted, work, now, stage + 7)
-        _project(weights, matrices[DOWN], work, now, stage + 8)
+        _project(weights, matrices[OUTPUT], work.quantised, work.spread, work, now, stage + 3)
+        _norm(dims, weights, norms[POST_ATTENTION], matrices[GATE : UP + 1], work, now, stage + 4)
+        _gate_up(dims, weights, layer, work, now, stage + 5)
+        _project(weights, matrices[DOWN], work.acted, work.acted, work, now, stage + 6)
         stage += STAGES_A_LAYER
     _final_norm(dims, weights, work, now, stage)
     _logits(weights, work, now, stage + 1)

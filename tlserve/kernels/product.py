@@ -62,16 +62,16 @@ def activation_bytes(columns: int, k: int) -> int:
 
 
 @jit
-def quantise(x: Floats, x_at: int, k: int, act: Bytes, act_at: int, column: int, lanes: int) -> None:
-    """Writes x[x_at : x_at + k] as a column of the activations at byte ``act_at``, for quantised weights.
+def quantise(
+    x: Floats, x_at: int, first: int, last: int, k: int, act: Bytes, act_at: int, column: int, lanes: int
+) -> None:
+    """``put_column`` for quantised weights.
 
-    k is a multiple of 32. Each group is scaled by its largest magnitude / 127 and rounded to nearest, ties to even.
+    Each group is scaled by its largest magnitude / 127 and rounded to nearest, ties to even.
     """
-    groups = k // GROUP
-    record = act_at + (column // lanes * groups * lanes + column % lanes) * RECORD
-    for group in range(groups):
-        low, high = load_f32(x, x_at + GROUP * group), load_f32(x, x_at + GROUP * group + 16)
-        quantise_group(low, high, act, record)
+    record = act_at + ((column // lanes * (k // GROUP) + first // GROUP) * lanes + column % lanes) * RECORD
+    for i in range(x_at + first, x_at + last, GROUP):
+        quantise_group(load_f32(x, i), load_f32(x, i + 16), act, record)
         record += lanes * RECORD
 
 
@@ -96,20 +96,28 @@ def quantise_group(low: Any, high: Any, act: Bytes, record: int) -> None:
 
 
 @jit
-def spread(x: Floats, x_at: int, k: int, act: Bytes, act_at: int, column: int, lanes: int) -> None:
-    """Writes x[x_at : x_at + k] as a column of the activations at byte ``act_at``, for float weights."""
+def spread(
+    x: Floats, x_at: int, first: int, last: int, k: int, act: Bytes, act_at: int, column: int, lanes: int
+) -> None:
+    """``put_column`` for float weights."""
     at = act_at + 4 * (column // lanes * k * lanes + column % lanes)
-    for i in range(k):
+    for i in range(first, last):
         set_f32(act, at + 4 * lanes * i, x[x_at + i])
 
 
 @jit
-def put_column(quantised: bool, x: Floats, x_at: int, k: int, act: Bytes, act_at: int, column: int, lanes: int) -> None:
-    """Writes one column of activations in the form that the weights need."""
+def put_column(
+    quantised: bool, x: Floats, x_at: int, first: int, last: int, k: int,
+    act: Bytes, act_at: int, column: int, lanes: int,
+) -> None:  # fmt: skip
+    """Writes the part [first, last) of one column x[x_at : x_at + k] of the activations at byte ``act_at``.
+
+    It has the form that weights need which are ``quantised`` or not; if they are, the part is whole groups of 32.
+    """
     if quantised:
-        quantise(x, x_at, k, act, act_at, column, lanes)
+        quantise(x, x_at, first, last, k, act, act_at, column, lanes)
     else:
-        spread(x, x_at, k, act, act_at, column, lanes)
+        spread(x, x_at, first, last, k, act, act_at, column, lanes)
 
 
 @inline

@@ -95,11 +95,11 @@ class Work(NamedTuple):
     runs: NDArray[np.int64]  # [max_tokens + 1] first token of each run that attention takes at once, then the end
     x: NDArray[np.float32]  # [max_tokens, hidden_size] the residual stream
     normed: NDArray[np.float32]  # [max_tokens, hidden_size or heads]
-    quantised: NDArray[np.uint8]  # activations for quantised matrices, as product.py lays them out
-    spread: NDArray[np.uint8]  # activations for float matrices, the same
+    quantised: NDArray[np.uint8]  # activations for quantised matrices but DOWN, as product.py lays them out
+    spread: NDArray[np.uint8]  # the same for float matrices
     qkv: NDArray[np.float32]  # [max_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-    gate_up: NDArray[np.float32]  # [max_tokens, 2 * intermediate_size]
-    acted: NDArray[np.float32]  # [max_tokens, intermediate_size] silu(gate) * up
+    gate_up: NDArray[np.float32]  # [max_tokens, 2 * intermediate_size]; then silu(gate) * up in place of gate
+    acted: NDArray[np.uint8]  # activations for DOWN, written while others are still read
     logits: NDArray[np.float32]  # [max_logits, vocab_size]
     hidden: NDArray[np.float32]  # [max_hidden, hidden_size]
     attention: NDArray[np.float32]  # [threads, attention.scratch_floats]
@@ -118,7 +118,7 @@ WEIGHTS = _named([_TABLE, _U8, types.int64[:, :, ::1], _TABLE, _I64, _I64, _I64,
 WORK = _named(
     [
         *[_I64, _I32, _I32, _I32, types.int32[:, ::1], _I32, _I32],
-        *[_U8, _I64, _F32, _F32, _U8, _U8, _F32, _F32, _F32, _F32, _F32],
+        *[_U8, _I64, _F32, _F32, _U8, _U8, _F32, _F32, _U8, _F32, _F32],
         types.float32[:, ::1],
     ],
     Work,

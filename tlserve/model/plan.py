@@ -114,7 +114,7 @@ def buffer_shapes(dims: Dims, config: EngineConfig, max_model_len: int) -> Buffe
     """Every array of ``Work`` but the cache, for the largest step."""
     tokens, logits = _max_rows(config)
     mixed = dims.num_heads * dims.head_dim
-    activations = activation_bytes(tokens, max(dims.hidden_size, mixed, dims.intermediate_size))
+    activations = activation_bytes(tokens, max(dims.hidden_size, mixed))
     return {
         "sizes": ((4,), np.int64),
         "token_ids": ((tokens,), np.int32),
@@ -130,7 +130,7 @@ def buffer_shapes(dims: Dims, config: EngineConfig, max_model_len: int) -> Buffe
         "spread": ((activations,), np.uint8),
         "qkv": ((tokens * (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim,), np.float32),
         "gate_up": ((tokens * 2 * dims.intermediate_size,), np.float32),
-        "acted": ((tokens * dims.intermediate_size,), np.float32),
+        "acted": ((activation_bytes(tokens, dims.intermediate_size),), np.uint8),
         "logits": ((logits * dims.vocab_size,), np.float32),
         "hidden": ((tokens * dims.hidden_size,), np.float32),
         "attention": ((config.num_threads, scratch_floats(dims.head_dim)), np.float32),
