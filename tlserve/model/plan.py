@@ -19,7 +19,7 @@ from tlserve.model.checkpoint import Checkpoint
 from tlserve.model.config import ModelConfig
 from tlserve.model.layout import BIGRAM_LOGITS
 from tlserve.model.memory import available_memory, check_fits, num_kv_blocks
-from tlserve.model.weights import _place as place_tensors
+from tlserve.model.weights import packed_bytes
 
 BOOK_BYTES = 64  # of the engine's books for a block, which are all that a block of a bigram takes
 _KV_NUMBER_BYTES = {"f16": 2, "f32": 4}
@@ -79,7 +79,7 @@ def _without_blocks(checkpoint: Checkpoint, config: EngineConfig, available: int
     if model.architecture == "bigram":
         weights, buffers, block_bytes = 4 * math.prod(checkpoint.tensors[BIGRAM_LOGITS].shape), 0, BOOK_BYTES
     else:
-        weights = _packed_bytes(checkpoint, config) + 4 * max_model_len * model.head_dim
+        weights = packed_bytes(checkpoint, config.weights) + 4 * max_model_len * model.head_dim
         buffers = _buffers_bytes(model, config, max_model_len)
         block_bytes = _block_bytes(model, config)
     return MemoryPlan(
@@ -154,10 +154,6 @@ def _max_rows(config: EngineConfig) -> tuple[int, int]:
     drafts = config.speculative.num_tokens if config.speculative else 0
     logits = config.max_num_seqs * (1 + drafts)
     return max(config.max_batch_tokens, logits), logits
-
-
-def _packed_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    return max(item.at + item.size for item in place_tensors(checkpoint, config.weights).values())
 
 
 def _buffers_bytes(model: ModelConfig, config: EngineConfig, max_model_len: int) -> int:

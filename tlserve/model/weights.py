@@ -94,7 +94,7 @@ def load_weights(
         [*leaves(codes), *attention_leaves(group, kv_number_bytes)],
         lambda done, total, name: progress("kernels", done, total),
     )
-    total = max(item.at + item.size for item in placed.values())
+    total = _size(placed)
     check_fits("the weights", total)
     arena = pack.allocate(total)
     _fill(arena, placed.values(), num_threads, lambda done: progress("weights", done, total))
@@ -113,6 +113,15 @@ def load_weights(
         cosines=cosines,
         sines=sines,
     )
+
+
+def packed_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
+    """The size of the arena that ``load_weights`` fills."""
+    return _size(_place(checkpoint, precision))
+
+
+def _size(placed: dict[str, _Placed]) -> int:
+    return max(item.at + item.size for item in placed.values())
 
 
 def _place(checkpoint: Checkpoint, precision: Precision) -> dict[str, _Placed]:
