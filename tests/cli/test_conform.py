@@ -14,7 +14,7 @@ from tests.command import SUCC
 from tests.conform.page import PAGE, page_text
 from tlserve import ServeConfig, ServerHandle, spawn
 from tlserve.cli import conform
-from tlserve.conform.cases import ALL_CASES
+from tlserve.conform.catalogue import ALL_CASES
 
 DOCS = Path(__file__).parents[2] / "docs"
 NO_ONE = "http://127.0.0.1:1/v1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tlserve.conform.cases import ALL_CASES
+from tlserve.conform.catalogue import ALL_CASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 _BEGIN, _END = "<!-- cases: make generate -->\n", "<!-- end of cases -->\n"

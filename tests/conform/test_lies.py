@@ -11,7 +11,7 @@ from tests.conform.lies import LIES
 from tests.conform.proxy import Lie, Recordings, lying
 from tlserve import ServeConfig, spawn
 from tlserve.conform.case import Case
-from tlserve.conform.cases import ALL_CASES
+from tlserve.conform.catalogue import ALL_CASES
 from tlserve.conform.run import Result, run_cases
 from tlserve.conform.subject import Target
 from tlserve.http.client import Origin

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tlserve.conform.case import Case, Failed, Skipped
-from tlserve.conform.cases import ALL_CASES
+from tlserve.conform.catalogue import ALL_CASES
 from tlserve.conform.run import NUM_AT_ONCE, Result, run_case, run_cases
 from tlserve.conform.subject import MAX_ANSWER, Subject, Target
 from tlserve.http.client import Origin

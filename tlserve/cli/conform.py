@@ -16,7 +16,7 @@ from tlserve.cli.arguments import new_parser, positive_float
 from tlserve.cli.progress import Progress
 from tlserve.conform import report
 from tlserve.conform.case import Case, Failed
-from tlserve.conform.cases import ALL_CASES
+from tlserve.conform.catalogue import ALL_CASES
 from tlserve.conform.run import Result, run_cases
 from tlserve.conform.subject import Subject, Target
 from tlserve.http.client import ConnectionFailed, Origin, open_stream
