@@ -124,7 +124,7 @@ mutants: .venv/dev  ## Put 16 known faults into a copy of the code, one at a tim
 	$(BIN)/python -m tests.mutants
 
 docs: .venv/docs generate  ## Build the documentation's site into build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 generate: .venv/dev  ## Write the parts of the documentation that come from the code
 	$(BIN)/python -m tests.generated
