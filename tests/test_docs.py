@@ -106,6 +106,14 @@ def test_each_route_is_documented() -> None:
     assert [route for route in routes if route not in text] == []
 
 
+def test_each_variable_of_the_environment_is_documented() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "tlserve").rglob("*.py"))
+    named = set(re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", source)) - {"TERM"}
+    text = CONFIGURATION_PAGE.read_text()
+    assert [name for name in sorted(named) if name not in text] == []
+    assert "TLSERVE_ISA" in named
+
+
 def test_each_public_name_is_in_the_reference_of_python() -> None:
     text = (DOCS / "python.md").read_text()
     assert set(re.findall(r"^::: tlserve\.(\w+)$", text, re.MULTILINE)) == set(tlserve.__all__)
