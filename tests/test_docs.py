@@ -61,7 +61,8 @@ def test_every_command_is_documented() -> None:
 
 def test_make_targets_named_in_the_documentation_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    spelled = re.compile(r"(?:`|^\$ )make ([a-z-]+)", re.MULTILINE)
+    named = {name for page in PAGES for name in spelled.findall(page.read_text())}
     assert named - targets == set()
 
 
