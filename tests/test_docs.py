@@ -54,6 +54,19 @@ def test_links_inside_the_documentation_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Those of a page's headings that GitHub and the site spell alike."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    bare = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {text.replace(" ", "-") for text in bare} & {re.sub(r"[-\s]+", "-", text) for text in bare}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_a_heading_lead_to_one(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*\.md)?#([^)\s]+)\)", page.read_text())
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
 def test_every_command_is_documented() -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert [name for name in COMMANDS if name != "serve" and f"trio-tlserve {name}" not in text] == []
