@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _misspelled(arguments: Sequence[str]) -> str | None:
     """The command that the first argument may have been meant to be."""
-    if not arguments or Path(arguments[0]).exists():
+    if not arguments or arguments[0].startswith("-") or Path(arguments[0]).exists():
         return None
     return next(iter(difflib.get_close_matches(arguments[0], COMMANDS, n=1)), None)
 

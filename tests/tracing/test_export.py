@@ -87,7 +87,7 @@ def test_a_collector_that_is_away_is_told_once_and_again_when_it_is_back(
     assert lines(caplog)[1:] == [("traces cannot be sent", 19)]
     fake.is_up = True
     exporter.export(spans)
-    assert len(caplog.records) == 2
+    assert sum(record.levelno >= logging.WARNING for record in caplog.records) == 2
     clock.now += REPORT_INTERVAL
     for _ in range(3):
         exporter.export(spans)
@@ -175,7 +175,7 @@ async def test_requests_do_not_wait_for_a_collector_that_does_not_answer(
             assert not collected.is_open.is_set()
             collected.is_open.set()
     assert 4 < len(collected.spans) <= 4 + 8
-    assert len(caplog.records) <= 4
+    assert sum(record.levelno >= logging.WARNING for record in caplog.records) <= 4
 
 
 @pytest.mark.parametrize("ending", ["left", "cancelled"])
