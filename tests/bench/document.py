@@ -28,7 +28,7 @@ The commands used are part of the product:
 - `trio-tlserve load --base-url http://HOST:PORT/v1` measures any OpenAI-compatible server from outside.
 - `trio-tlserve perplexity --model-dir MODEL TEXT` prints what llama-perplexity would.
 
-Each takes `--json`; the first two draw pictures with `--plot FILE.png` (`pip install 'trio-tlserve[bench]'`).
+Each takes `--json`; the first two draw pictures with `--plot FILE.png` (`pip install '.[bench]'` in a clone).
 
 `tokens/s` of "decode, 16 streams" is `S_TG` of llama-batched-bench with 128 + 64 tokens. Over HTTP it counts generated
 tokens over the whole time from the first request to the last answer, prompts included.

@@ -149,7 +149,7 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         load.main(["--base-url", "http://127.0.0.1:1", "--plot", "out.png"])
-    assert "trio-tlserve[bench]" in capsys.readouterr().err
+    assert "pip install '.[bench]'" in capsys.readouterr().err
 
 
 async def test_a_picture_is_drawn(api: FakeApi, tmp_path: Path) -> None:

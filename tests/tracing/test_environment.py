@@ -78,5 +78,5 @@ async def test_without_the_libraries_the_log_says_what_to_install(
     async with serve(ServeConfig.for_model(SUCC)) as server:
         assert (await post(server.http_addr, "/v1/chat/completions", CHAT)).status == 200
     (record,) = [record for record in caplog.records if "no traces" in record.getMessage()]
-    assert "pip install 'trio-tlserve[otel]'" in record.getMessage()
+    assert "pip install '.[otel]'" in record.getMessage()
     assert vars(record)["variable"] == "OTEL_EXPORTER_OTLP_ENDPOINT"

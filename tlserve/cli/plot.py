@@ -17,7 +17,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def check_option(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """End the command before it has measured anything when it could not draw."""
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'trio-tlserve[bench]'")
+        parser.error("--plot needs matplotlib: pip install '.[bench]' in the sources")
 
 
 def plot_load(path: str, answers: Sequence[Answer]) -> None:

@@ -36,7 +36,7 @@ async def follow_requests(*, scheme: str) -> AsyncIterator[BeginTrace | None]:
         export = Export.from_environment(os.environ)
     except ImportError:
         LOGGER.warning(
-            "no traces are sent: they need pip install 'trio-tlserve[otel]'",
+            "no traces are sent: they need pip install '.[otel]' in the sources",
             extra={"variable": endpoint_variable(os.environ)},
         )
         yield None
