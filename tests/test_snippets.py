@@ -40,6 +40,9 @@ RUN_ELSEWHERE = {
 NOT_RUN = {
     "make": "its targets are compared with the Makefile",
     "pip": "installs",
+    "python3": "makes an environment to install into",
+    ".": "activates that environment",
+    "pytest": "runs a test of the reader's; tests/test_pytest_plugin.py does",
     "docker": "not there",
     "cat": "of a file that the reader has",
 }
@@ -60,7 +63,7 @@ def here(server: ServerHandle) -> Callable[[str], str]:
     api, health = (f"{host}:{port}" for host, port in (server.http_addr, server.health_addr))
 
     def replace(text: str) -> str:
-        text = re.sub(r"(localhost|127\.0\.0\.1):8000|proxy:8080", api, text)
+        text = re.sub(r"(localhost|127\.0\.0\.1):800[01]|proxy:8080", api, text)
         text = re.sub(r"(localhost|127\.0\.0\.1):9464", health, text)
         return re.sub(r"path/to/[\w./-]+", str(TINY), text)
 
