@@ -129,7 +129,7 @@ docs: .venv/docs generate  ## Build the documentation's site into build/site; a 
 generate: .venv/dev  ## Write the parts of the documentation that come from the code
 	$(BIN)/python -m tests.generated
 
-bench-peers: .venv/bench model  ## Ours against llama.cpp into docs/benchmarks.md; ARGS="--peer-bin DIR --rows Q4_1"
+bench-peers: .venv/bench model  ## Ours against llama.cpp into docs/benchmarks.md; ARGS="--peer-bin DIR --peer-build TEXT --rows Q4_1"
 	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 bench-cache: .venv/bench model  ## What a shared prefix saves, and what evicting a block costs

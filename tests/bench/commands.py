@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -64,6 +65,13 @@ class Llama:
         done = run([self.program("llama-bench"), "--version"])
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "version" in line]
         return lines[0].strip() if lines else "unknown version"
+
+    @property
+    def package(self) -> str | None:
+        """Name and version of the Python package that the programs lie in, which may be another environment's."""
+        module = self.directory.resolve().parent
+        found = importlib.metadata.distributions(name=module.name, path=[str(module.parent)])
+        return next((f"{package.metadata['Name']} {package.version}" for package in found), None)
 
     def bench(self, model: Path, threads: int, *arguments: str) -> list[dict[str, Any]]:
         """One record for each test, with its ``avg_ts``."""

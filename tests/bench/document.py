@@ -15,11 +15,12 @@ HEAD = """# Benchmarks
 Written by `make bench-peers` (with `make bench-cache` and `make bench-spec` for their rows) from
 `docs/benchmarks.json`; not edited by hand. `python -m tests.bench.peers --rows GROUP ...` measures some groups again.
 
-Every group is measured in rounds, ours and the other one in turn in each; the figures are medians over the rounds,
-the ratio is the median of the rounds' own ratios, ours over theirs. Absolute figures differ from machine to machine
-and from hour to hour; ratios less so. Both sides read the same files with the same number of threads. SmolLM2 is
-SmolLM2-135M-Instruct; formats other than Q4_1 are made of that file with `llama-quantize --allow-requantize`. The 8B
-model has the shape of Qwen3-8B and random weights (`tests/bench/synthetic.py`).
+Every group is measured in rounds, ours and the other one in turn in each; the figures are medians over the rounds, the
+ratio is the median of the rounds' own ratios, ours over theirs. Absolute figures differ from machine to machine and
+from hour to hour; ratios less so. Both sides read the same files with the same number of threads. How llama.cpp was
+built is what `--peer-build` or `$LLAMA_CPP_BUILD` said of it. SmolLM2 is SmolLM2-135M-Instruct; formats other than Q4_1
+are made of that file with `llama-quantize --allow-requantize`. The 8B model has the shape of Qwen3-8B and random
+weights (`tests/bench/synthetic.py`).
 
 The commands used are part of the product:
 

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.bench.commands import Llama
 from tlserve.kernels.jit import TARGET
 
 READ_BYTES = 1 << 30
@@ -30,6 +31,15 @@ def describe() -> dict[str, str]:
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
     }
+
+
+def describe_peer(llama: Llama, build: str | None) -> dict[str, str]:
+    """What is known of llama.cpp: what it says of itself, its package, and how it was built if somebody says so.
+
+    A build from a package may know no commit; the package's version then says which release it is.
+    """
+    parts = [llama.package, llama.version, build]
+    return {"llama.cpp": "; ".join(part for part in parts if part)}
 
 
 def _fields(path: str) -> dict[str, str]:

