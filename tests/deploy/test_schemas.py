@@ -59,7 +59,7 @@ def test_the_service_monitor_is_what_the_operator_takes() -> None:
 
 def test_alerts_in_the_frame_of_the_guide_are_a_rule_that_the_operator_takes() -> None:
     models = module("cloudcoil.models.prometheus_operator").v1
-    (command,) = re.findall(r"^(\(printf .*\)) \| kubectl", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^\$ (\(printf .*\)) \| kubectl", (DEPLOY / "README.md").read_text(), re.MULTILINE)
     rule = yaml.safe_load(output(["sh", "-c", command], cwd=DEPLOY.parents[1]))
     assert rule["spec"] == documents(ALERTS)[0]
     models.PrometheusRule.model_validate(rule, extra="forbid")
