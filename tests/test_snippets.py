@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ NOT_RUN = {
 DEPLOY = DOCS / "deploy" / "README.md"  # its commands are the matter of tests/deploy
 PLUGIN = ROOT / "README.md"  # its tests are run by tests/test_pytest_plugin.py
 COMMAND_LIKE = re.compile(r"^(\$ |make |curl |pip |trio-tlserve |import |from \w+ import )", re.MULTILINE)
+
+PRINTS = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)  # a line, and what it says that it prints
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +104,21 @@ def test_each_block_has_a_language_that_is_run_here() -> None:
 
 @by_page("python")
 def test_python(blocks: list[Snippet], server: ServerHandle, here: Callable[[str], str], desk: Path) -> None:
-    """The blocks of a page are one program; functions named as tests are called as pytest would."""
+    """The blocks of a page are one program; functions named as tests are called as pytest would.
+
+    What a line says that it prints is printed; ``...`` in it stands for anything.
+    """
     host, port = server.health_addr
     fixture = TlserveServer(server.base_url, f"http://{host}:{port}", MODEL)
     program: dict[str, Any] = {"__name__": "snippet"}
     for block in blocks:
         if block.page == PLUGIN and "def test_" in block.text:
             continue
-        exec(compile(here(block.text), block.where, "exec"), program)
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(here(block.text), block.where, "exec"), program)
+        for line in PRINTS.findall(block.text):
+            said = re.escape(line).replace(re.escape("..."), ".*")
+            assert re.search(f"^{said}$", printed.getvalue(), re.MULTILINE), (block.where, line, printed.getvalue())
         for name in [name for name in program if name.startswith("test_")]:
             test = program.pop(name)
             test(*[fixture for parameter in inspect.signature(test).parameters if parameter == "tlserve_server"])
