@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.cli.fake_api import FakeApi, fake_api
 from tests.cli.terminal import CTRL_C, CTRL_D, on_terminal
 from tests.client import wait_for_metric
 from tests.command import COMMAND, ROOT, SUCC, config_text
-from tlserve import ServeConfig, serve
+from tlserve import ServeConfig, serve, spawn
 from tlserve.__main__ import main
 from tlserve.cli.chat_session import Session
 from tlserve.cli.chat_turn import Turn
@@ -106,7 +106,58 @@ def test_nobody_there_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["chat", "--base-url", "http://127.0.0.1:1/v1"]) == 1
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
-    assert printed.err.startswith("trio-tlserve chat: cannot connect to 127.0.0.1:1: ")
+    assert printed.err == "trio-tlserve chat: cannot connect to 127.0.0.1:1: Connection refused\n"
+
+
+@pytest.fixture
+def server_with_keys(tmp_path: Path) -> Iterator[str]:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    with spawn(ServeConfig.for_model(SUCC, api_keys_file=str(keys))) as server:
+        yield server.base_url
+
+
+@pytest.mark.parametrize(
+    "command", [["chat"], ["chat", "--model", "succ"], ["load"], ["load", "--model", "succ"], ["conform"]]
+)
+def test_a_key_that_is_asked_for_is_named_with_the_ways_to_give_it(
+    command: list[str], server_with_keys: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a")))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main([*command, "--base-url", server_with_keys]) != 0
+    error = capsys.readouterr().err
+    assert "401: " in error
+    assert "API key" in error
+    assert error.endswith("; --api-key or OPENAI_API_KEY gives a key\n")
+
+
+@pytest.mark.parametrize("command", [["chat"], ["load"], ["conform"]])
+def test_a_url_without_the_prefix_of_the_api_is_doubted(
+    command: list[str], server_with_keys: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--base-url", f"{server_with_keys}/v2", "--api-key", "secret"]) != 0
+    assert capsys.readouterr().err.endswith("; is the URL right? it ends in /v1\n")
+
+
+@pytest.mark.parametrize(
+    "command", [["chat"], ["load", "--requests", "1", "--max-tokens", "2"], ["conform", "--only", "models.list"]]
+)
+def test_the_variables_of_openai_s_clients_say_which_server_and_which_key(
+    command: list[str], server_with_keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key on the command line is there for every user of the machine to see."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a")))
+    monkeypatch.setenv("OPENAI_BASE_URL", server_with_keys)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert main(command) == 0
+
+
+def test_an_option_goes_before_its_variable(server_with_keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    arguments = ["--base-url", server_with_keys, "--api-key", "secret"]
+    assert main(["conform", *arguments, "--only", "models.list"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,44 @@ def test_each_option_says_what_it_is(name: str, action: argparse.Action) -> None
     assert action.help
     if action.option_strings and action.nargs != 0:
         assert action.metavar or action.choices, "its value has no name"
+
+
+WITH_VALUE = [(name, action) for name, action in OPTIONS if action.option_strings and action.nargs != 0]
+
+
+def example(action: argparse.Action) -> str:
+    """A value that the option takes."""
+    return str(next(iter(action.choices))) if action.choices else "8"
+
+
+def needed_beside(action: argparse.Action, parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What must be given too: what is required, and the first of those of which one is."""
+    groups = [group._group_actions for group in parser._mutually_exclusive_groups if group.required]
+    first = [members[0] for members in groups if action not in members]
+    return [other for other in parser._actions if other.required and other is not action] + first
+
+
+@pytest.mark.parametrize(("name", "action"), WITH_VALUE, ids=lambda item: item if isinstance(item, str) else item.dest)
+def test_a_value_may_follow_its_option_or_an_equals_sign(name: str, action: argparse.Action) -> None:
+    others = needed_beside(action, PARSERS[name])
+    needed = [word for other in others for word in [*other.option_strings[:1], example(other)]]
+    for option in action.option_strings:
+        apart, joined = ([*needed, *form] for form in ([option, example(action)], [f"{option}={example(action)}"]))
+        parsed = PARSERS[name].parse_args(apart)
+        assert getattr(parsed, action.dest) is not None
+        assert PARSERS[name].parse_args(joined) == parsed
+
+
+NUMBERS = [(name, action) for name, action in WITH_VALUE if action.type not in (None, Path)]
+
+
+@pytest.mark.parametrize(("name", "action"), NUMBERS, ids=lambda item: item if isinstance(item, str) else item.dest)
+def test_what_is_no_number_is_refused_in_the_words_of_the_rule(
+    name: str, action: argparse.Action, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        PARSERS[name].parse_args([action.option_strings[0], "x"])
+    assert re.search(r": must be an? .*(integer|number).*, got 'x'$", capsys.readouterr().err, re.M)
 
 
 def test_an_option_has_the_same_kind_of_value_in_every_command() -> None:

@@ -115,7 +115,7 @@ async def test_a_server_that_refuses_the_probe_is_not_measured(
 ) -> None:
     api.fate = lambda index: "busy"
     await run(api, status=1)
-    assert 'failed: 429 {"error":{}}' in capsys.readouterr().err
+    assert 'failed: 429: {"error":{}}' in capsys.readouterr().err
     assert len(api.bodies) == 1
 
 
@@ -128,8 +128,8 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     ("arguments", "fault"),
     [
         (["--base-url", "localhost:8000"], "not an http:// or https:// URL"),
-        (["--base-url", "http://a", "--concurrency", "0"], "must be 1 or more"),
-        (["--base-url", "http://a", "--rate", "0"], "must be above 0"),
+        (["--base-url", "http://a", "--concurrency", "0"], "must be an integer of 1 or more, got '0'"),
+        (["--base-url", "http://a", "--rate", "0"], "must be a number above 0, got '0'"),
         (["--base-url", "http://a", "--rate", "1", "--concurrency", "2"], "not allowed with"),
         (["--base-url", "http://a", "--requests", "1", "--duration", "2"], "not allowed with"),
     ],

@@ -118,6 +118,11 @@ async def test_a_server_that_breaks_off_or_speaks_something_else_is_an_error(ser
     assert group.group_contains(ConnectionFailed)
 
 
+async def test_an_answer_that_is_broken_off_is_said_to_be_so() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ConnectionFailed, match="^the server broke off the answer$")):
+        await ask(answering(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhe", then_close=True))
+
+
 async def test_nobody_there_is_an_error_that_names_the_address() -> None:
-    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(ConnectionFailed, match=r"^cannot connect to 127\.0\.0\.1:1: Connection refused$"):
         await connect(Origin.parse("http://127.0.0.1:1"))

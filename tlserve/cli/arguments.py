@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tlserve.cli.refusal import KEY_VARIABLE
 from tlserve.config import ENV_PREFIX, ServeConfig, sources
 from tlserve.http.client import Origin
 
@@ -27,27 +29,50 @@ def new_parser(name: str, description: str, *, examples: Sequence[str]) -> argpa
     )
 
 
+def integer(text: str) -> int:
+    """A whole number; argparse shows the message."""
+    return _whole(text, None)
+
+
 def positive(text: str) -> int:
-    """An argument that counts something; argparse shows the message."""
-    return _at_least(1, text)
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
-    return _at_least(0, text)
+    return _whole(text, 0)
+
+
+def number(text: str) -> float:
+    value = _finite(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+    return value
 
 
 def positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    value = _finite(text)
+    if value is None or value <= 0:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return value
 
 
-def _at_least(least: int, text: str) -> int:
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"must be {least} or more, got {value}")
-    return value
+def _whole(text: str, least: int | None) -> int:
+    try:
+        value = int(text)
+        if least is None or value >= least:
+            return value
+    except ValueError:
+        pass
+    rule = "an integer" if least is None else f"an integer of {least} or more"
+    raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +100,20 @@ def engine_config(arguments: argparse.Namespace, **overrides: Any) -> ServeConfi
     given = {"threads": arguments.threads} if arguments.threads is not None else {}
     chosen = {"weights": arguments.weights, "kv_dtype": arguments.kv_dtype}
     return ServeConfig.for_model(arguments.model_dir, **given, **chosen, **overrides)
+
+
+def add_target_options(options: argparse._ActionsContainer) -> None:
+    """Which model of a running server, and the key to it; ``--base-url`` is added by each command in its own way."""
+    options.add_argument("--model", metavar="ID", help="default: the first of /v1/models")
+    key = from_environment(KEY_VARIABLE)
+    options.add_argument(
+        "--api-key", metavar="KEY", default=key, help=f"sent as a bearer token; default: ${KEY_VARIABLE}"
+    )
+
+
+def from_environment(name: str) -> str | None:
+    """The value of a variable; an empty one is none."""
+    return os.environ.get(name) or None
 
 
 def api_origin(parser: argparse.ArgumentParser, base_url: str) -> Origin:

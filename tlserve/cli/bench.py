@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from tlserve.cli import plot
-from tlserve.cli.arguments import add_engine_options, engine_config, natural, new_parser, positive
+from tlserve.cli.arguments import add_engine_options, engine_config, integer, natural, new_parser, positive
 from tlserve.cli.bench_tests import Batched, Bench, Single
 from tlserve.cli.progress import Progress
 from tlserve.loading import load
@@ -62,12 +62,13 @@ def parser() -> argparse.ArgumentParser:
         help="tokens that a batched stream reads; default 128",
     )
     add("-ntg", "--batched-gen", type=positive, default=64, metavar="N", help="tokens that it generates; default 64")
-    add("--seed", type=int, default=0, metavar="N", help="of the random tokens; default 0")
+    add("--seed", type=integer, default=0, metavar="N", help="of the random tokens; default 0")
     plot.add_option(made)
     return made
 
 
 def _counts(text: str) -> list[int]:
+    """Counts with commas between them."""
     return [natural(item) for item in text.split(",")]
 
 

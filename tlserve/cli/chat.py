@@ -12,21 +12,34 @@ from dataclasses import replace
 
 import trio
 
-from tlserve.cli.arguments import add_choice_arguments, api_origin, choose, new_parser, positive
+from tlserve.cli.arguments import (
+    add_choice_arguments,
+    add_target_options,
+    api_origin,
+    choose,
+    from_environment,
+    integer,
+    new_parser,
+    number,
+    positive,
+)
 from tlserve.cli.chat_session import Session
 from tlserve.cli.load_target import TargetError, find_model
 from tlserve.cli.progress import Progress
+from tlserve.cli.refusal import URL_VARIABLE
 from tlserve.cli.terminal import Terminal, one_line
 from tlserve.config import ServeConfig
 from tlserve.errors import ConfigError
+from tlserve.http.client import ConnectionFailed
 from tlserve.server_thread import spawn
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 LOOPBACK = "127.0.0.1:0"
 
-DESCRIPTION = """Chat in the terminal. Without --base-url, --model-dir or a file it talks to the server at
-http://127.0.0.1:8000/v1; with a model or a runtime.toml it runs one of its own. Ctrl-C stops an answer and leaves at
-the prompt, Ctrl-D leaves, /help lists commands. All that is piped in is one message, and only its answer is printed."""
+DESCRIPTION = """Chat in the terminal. Without --base-url, --model-dir or a file it talks to the server of
+OPENAI_BASE_URL, else to http://127.0.0.1:8000/v1; with a model or a runtime.toml it runs one of its own. Ctrl-C stops
+an answer and leaves at the prompt, Ctrl-D leaves, /help lists commands. All that is piped in is one message, and only
+its answer is printed."""
 EXAMPLES = (
     "trio-tlserve chat",
     'trio-tlserve chat --model-dir model.gguf --system "Answer in one sentence."',
@@ -42,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
         try:
             model = arguments.model or trio.run(find_model, origin, headers)
         except TargetError as error:
-            hint = "" if arguments.base_url else "; --base-url, --model-dir or a runtime.toml names another model"
+            is_away = arguments.base_url is None and isinstance(error.__context__, ConnectionFailed)
+            hint = "; --base-url, --model-dir or a runtime.toml names another server or model" if is_away else ""
             return _fail(one_line(str(error)) + hint)
         out, err = Terminal(sys.stdout), Terminal(sys.stderr)
         return _converse(Session(origin, headers, _settings(arguments, model), out, err, system=arguments.system))
@@ -52,14 +66,13 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser("chat", DESCRIPTION, examples=EXAMPLES)
     add_choice_arguments(made)
     add = made.add_argument
-    add("--base-url", metavar="URL", help="of a running server, as clients have it: http://HOST:PORT/v1")
-    add("--model", metavar="ID", help="default: the first of /v1/models")
-    add("--api-key", metavar="KEY", help="sent as a bearer token")
+    add("--base-url", metavar="URL", help=f"of a running server: http://HOST:PORT/v1; default: ${URL_VARIABLE}")
+    add_target_options(made)
     add("--system", metavar="TEXT", help="the system message")
-    add("--temperature", type=float, metavar="T", help="0 is greedy; default: the server's")
-    add("--top-p", type=float, metavar="P", help="default: the server's")
+    add("--temperature", type=number, metavar="T", help="0 is greedy; default: the server's")
+    add("--top-p", type=number, metavar="P", help="default: the server's")
     add("--max-tokens", type=positive, metavar="N", help="longest answer; default: what is left of the context")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same answers")
+    add("--seed", type=integer, metavar="N", help="the same seed draws the same answers")
     return made
 
 
@@ -70,7 +83,7 @@ def _base_url(arguments: argparse.Namespace) -> Iterator[str]:
     if is_own and arguments.base_url is not None:
         parser().error("give one of a runtime.toml, --model-dir and --base-url")
     if not is_own:
-        yield arguments.base_url or DEFAULT_URL
+        yield arguments.base_url or from_environment(URL_VARIABLE) or DEFAULT_URL
         return
     choice = choose(parser(), arguments)
     with Progress() as progress:

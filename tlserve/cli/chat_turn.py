@@ -11,10 +11,9 @@ from typing import Any
 import trio
 
 from tlserve.cli.load_target import sse_events
+from tlserve.cli.refusal import MAX_SHOWN, refusal
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
-
-MAX_SHOWN = 300  # characters of a reply that is no document of this API
 
 
 class ChatFailed(Exception):
@@ -78,7 +77,7 @@ async def _stream(
     fields = (*headers, ("Content-Type", "application/json"))
     status = await connection.request("POST", "/chat/completions", fields, json.dumps(asked).encode())
     if status != 200:
-        raise ChatFailed(_refusal(status, await connection.read_all()))
+        raise ChatFailed(refusal(status, await connection.read_all()))
     async with aclosing(sse_events(connection)) as events:
         async for data in events:
             if data == b"[DONE]":
@@ -104,11 +103,3 @@ def _take(chunk: dict[str, Any], turn: Turn) -> str:
         turn.end = trio.current_time()
         turn.first = turn.end if turn.first is None else turn.first
     return text
-
-
-def _refusal(status: int, body: bytes) -> str:
-    try:
-        message: str = json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = body[:MAX_SHOWN].decode(errors="replace")
-    return f"{status}: {message}"

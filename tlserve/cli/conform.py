@@ -12,8 +12,9 @@ from pathlib import Path
 
 import trio
 
-from tlserve.cli.arguments import new_parser, positive_float
+from tlserve.cli.arguments import add_target_options, from_environment, new_parser, positive_float
 from tlserve.cli.progress import Progress
+from tlserve.cli.refusal import URL_VARIABLE, refusal
 from tlserve.conform import report
 from tlserve.conform.case import Case, Failed
 from tlserve.conform.catalogue import ALL_CASES
@@ -62,10 +63,17 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = new_parser("conform", DESCRIPTION, examples=EXAMPLES)
-    made.add_argument("--base-url", metavar="URL", help="as clients have it: http://HOST:PORT/v1")
+    base_url = from_environment(URL_VARIABLE)
+    what = made.add_mutually_exclusive_group(required=base_url is None)
+    what.add_argument(
+        "--base-url",
+        default=base_url,
+        metavar="URL",
+        help=f"as clients have it: http://HOST:PORT/v1; default: ${URL_VARIABLE}",
+    )
+    what.add_argument("--list", action="store_true", help="print the cases and their rules, and try none")
     made.add_argument("--health-url", metavar="URL", help="the health port; without it its cases are skipped")
-    made.add_argument("--model", metavar="ID", help="default: the first of /v1/models")
-    made.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    add_target_options(made)
     made.add_argument("--level", choices=LEVELS, default="contract", help="default: contract, which is all cases")
     made.add_argument(
         "--only",
@@ -77,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--timeout", type=positive_float, default=60.0, metavar="S", help="seconds for one case; default 60"
     )
-    made.add_argument("--list", action="store_true", help="print the cases and their rules, and try none")
     made.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     return made
@@ -95,8 +102,6 @@ def _chosen(parsing: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
 
 
 def _origins(parsing: argparse.ArgumentParser, arguments: argparse.Namespace) -> tuple[Origin, Origin | None]:
-    if arguments.base_url is None:
-        parsing.error("the following arguments are required: --base-url")
     api = _origin(parsing, "--base-url", arguments.base_url)
     health = _origin(parsing, "--health-url", arguments.health_url) if arguments.health_url is not None else None
     return api if api.path else replace(api, path="/v1"), health
@@ -142,7 +147,9 @@ async def _find_model(target: Target, given: str | None, patience: float) -> str
             if given is not None:
                 await trio.aclose_forcefully(await open_stream(target.api))
                 return given
-            answer = (await Subject(target).get("/models")).has_status(200)
+            answer = await Subject(target).get("/models")
+            if answer.status != 200:
+                raise NoServer(refusal(answer.status, answer.body))
             return answer.document["data"][0]["id"].text()
         except ConnectionFailed as error:
             raise NoServer(str(error)) from None

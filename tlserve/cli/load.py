@@ -10,12 +10,24 @@ from collections.abc import Sequence
 import trio
 
 from tlserve.cli import plot
-from tlserve.cli.arguments import add_json_option, api_origin, natural, new_parser, positive, positive_float
+from tlserve.cli.arguments import (
+    add_json_option,
+    add_target_options,
+    api_origin,
+    from_environment,
+    integer,
+    natural,
+    new_parser,
+    number,
+    positive,
+    positive_float,
+)
 from tlserve.cli.load_prompts import Prompts
 from tlserve.cli.load_report import summarise, table
 from tlserve.cli.load_run import Plan, probe, run_load
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.progress import Progress
+from tlserve.cli.refusal import URL_VARIABLE
 from tlserve.http.client import Origin
 
 DESCRIPTION = """Stream answers from an OpenAI-compatible server and report tokens/s, time to first token, time
@@ -46,9 +58,15 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = new_parser("load", DESCRIPTION, examples=EXAMPLES)
-    made.add_argument("--base-url", required=True, metavar="URL", help="as clients have it: http://HOST:PORT/v1")
-    made.add_argument("--model", metavar="ID", help="default: the first of /v1/models")
-    made.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    base_url = from_environment(URL_VARIABLE)
+    made.add_argument(
+        "--base-url",
+        required=base_url is None,
+        default=base_url,
+        metavar="URL",
+        help=f"as clients have it: http://HOST:PORT/v1; default: ${URL_VARIABLE}",
+    )
+    add_target_options(made)
     made.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: chat")
     pace = made.add_mutually_exclusive_group()
     pace.add_argument(
@@ -67,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--max-tokens", type=positive, default=128, metavar="N", help="tokens an answer, exactly; default 128"
     )
-    made.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; default 0")
+    made.add_argument("--temperature", type=number, default=0.0, metavar="T", help="default 0: greedy")
+    made.add_argument("--seed", type=integer, default=0, metavar="N", help="of prompts and arrivals; default 0")
     made.add_argument(
         "--timeout", type=positive_float, default=600.0, metavar="S", help="seconds for one answer; default 600"
     )

@@ -37,8 +37,7 @@ async def probe(target: Target) -> WordCost:
     for num_words in PROBE_WORDS:
         answer = await _ask_anew(target, Prompts(seed=-1, num_words=num_words).text(0), max_tokens=1)
         if answer.error is not None:
-            reason = f"{answer.error} {answer.detail}".rstrip()
-            raise TargetError(f"a request of {num_words} words and 1 token failed: {reason}")
+            raise TargetError(f"a request of {num_words} words and 1 token failed: {answer.detail or answer.error}")
         counts.append(answer.prompt_tokens)
     return WordCost.from_probes(*counts)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import trio
 
+from tlserve.cli.refusal import refusal
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
 
@@ -32,7 +33,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     error: str | None = None  # "429", "connection", "timeout", ...; None: complete
-    detail: str = ""  # what the server said of a status that is not 200
+    detail: str = ""  # the status again with what the server said, where it is not 200
 
     @property
     def ttft(self) -> float:
@@ -86,7 +87,7 @@ class Target:
         status = await connection.request("POST", path, headers, json.dumps(body).encode())
         if status != 200:
             answer.error = str(status)
-            answer.detail = (await connection.read_all()).decode(errors="replace").strip()
+            answer.detail = refusal(status, await connection.read_all())
             return
         answer.error = "cut short"  # until [DONE] says otherwise
         async with aclosing(sse_events(connection)) as events:
@@ -134,7 +135,7 @@ async def find_model(origin: Origin, headers: tuple[Header, ...] = ()) -> str:
     except ConnectionFailed as error:
         raise TargetError(str(error)) from None
     if status != 200:
-        raise TargetError(f"GET {origin.path}/models was answered with {status}; name the model with --model")
+        raise TargetError(refusal(status, body))
     try:
         model: str = json.loads(body)["data"][0]["id"]
     except (ValueError, LookupError, TypeError):

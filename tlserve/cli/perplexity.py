@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 def _even(text: str) -> int:
     value = positive(text)
     if value % 2 or value < 4:
-        raise argparse.ArgumentTypeError(f"must be even and 4 or more, got {value}")
+        raise argparse.ArgumentTypeError(f"must be an even integer of 4 or more, got {text!r}")
     return value
 
 

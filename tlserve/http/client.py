@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -102,9 +103,13 @@ class ClientConnection:
         await trio.aclose_forcefully(self._stream)
 
     def _next_event(self) -> object:
+        has_begun = self._h11.their_state is h11.SEND_BODY
         try:
             return self._h11.next_event()
         except h11.RemoteProtocolError as error:
+            if self._has_ended:
+                what = "broke off the answer" if has_begun else "closed the connection"
+                raise ConnectionFailed(f"the server {what}") from None
             raise ConnectionFailed(f"the reply is not valid HTTP: {error}") from None
 
     async def _receive(self) -> None:
@@ -129,4 +134,12 @@ async def open_stream(origin: Origin) -> trio.abc.Stream:
         context = ssl.create_default_context()
         return await trio.open_ssl_over_tcp_stream(origin.host, origin.port, ssl_context=context, https_compatible=True)
     except OSError as error:
-        raise ConnectionFailed(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
+        raise ConnectionFailed(f"cannot connect to {origin.authority}: {_reason(error)}") from None
+
+
+def _reason(error: OSError) -> str:
+    """The system's own word; trio makes one error of those that the addresses of a host have given."""
+    if isinstance(error.__cause__, ExceptionGroup):
+        causes = [cause for cause in error.__cause__.exceptions if isinstance(cause, OSError)]
+        return ", ".join(dict.fromkeys(os.strerror(cause.errno) for cause in causes if cause.errno)) or str(error)
+    return error.strerror or str(error)
