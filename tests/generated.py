@@ -1,9 +1,10 @@
 """What is written from elsewhere: the table of docs/configuration.md, docs/runtime.schema.json and docs/openapi.v1.yaml
-from the code, the table of docs/metrics.md from docs/metrics.yaml, the bars of docs/pictures/benchmarks.svg from
-docs/benchmarks.json. ``make generate``."""
+and the names of docs/python.md from the code, the table of docs/metrics.md from docs/metrics.yaml, the bars of
+docs/pictures/benchmarks.svg from docs/benchmarks.json. ``make generate``."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import yaml
 
+import tlserve
 from tests.bench import plots
 from tests.cli import options
 from tests.conform import page as conformance
+from tlserve import pytest_plugin
 from tlserve.config import json_schema
 from tlserve.health import Health
 from tlserve.http.router import Router
@@ -25,9 +28,12 @@ SCHEMA_FILE = ROOT / "docs" / "runtime.schema.json"
 OPENAPI_FILE = ROOT / "docs" / "openapi.v1.yaml"
 CONFIGURATION_PAGE = ROOT / "docs" / "configuration.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
+PYTHON_PAGE = ROOT / "docs" / "python.md"
 METRICS_FILE = ROOT / "docs" / "metrics.yaml"
 _BEGIN, _END = "<!-- keys: make generate -->\n", "<!-- end of keys -->\n"
 _METRICS_BEGIN, _METRICS_END = "<!-- metrics: make generate -->\n", "<!-- end of metrics -->\n"
+
+_NAMES_BEGIN, _NAMES_END = "<!-- names: make generate -->\n", "<!-- end of names -->\n"
 
 
 def schema_text() -> str:
@@ -94,6 +100,24 @@ def _label_lines(labels: dict[str, list[str] | str]) -> Iterator[str]:
         yield f"<br>`{name}`: {listed}"
 
 
+def python_text(current: str) -> str:
+    """docs/python.md with its table of public names made new."""
+    head, rest = current.split(_NAMES_BEGIN)
+    return head + _NAMES_BEGIN + names_table() + _NAMES_END + rest.split(_NAMES_END)[1]
+
+
+def names_table() -> str:
+    """Functions, then classes, then the fixture, each with the first paragraph of its docstring."""
+    names = sorted(tlserve.__all__, key=lambda name: (name[0].isupper(), name))
+    public = {f"tlserve.{name}": getattr(tlserve, name) for name in names}
+    public["tlserve_server"] = pytest_plugin.tlserve_server
+    lines = ["| name | |", "|---|---|"]
+    for name, value in public.items():
+        first = (inspect.getdoc(value) or "").split("\n\n")[0]
+        lines.append(f"| `{name}` | {' '.join(first.split()).replace('``', '`')} |")
+    return "\n".join(lines) + "\n"
+
+
 def _rows(properties: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     for name, schema in properties.items():
         if "properties" in schema:
@@ -119,6 +143,7 @@ def main() -> None:
     SCHEMA_FILE.write_text(schema_text())
     OPENAPI_FILE.write_text(openapi_text())
     CONFIGURATION_PAGE.write_text(configuration_text(CONFIGURATION_PAGE.read_text()))
+    PYTHON_PAGE.write_text(python_text(PYTHON_PAGE.read_text()))
     plots.write()
     METRICS_PAGE.write_text(metrics_text(METRICS_PAGE.read_text()))
     options.PAGE.write_text(options.page_text(options.PAGE.read_text()))

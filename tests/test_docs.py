@@ -17,10 +17,12 @@ from tests.generated import (
     CONFIGURATION_PAGE,
     METRICS_PAGE,
     OPENAPI_FILE,
+    PYTHON_PAGE,
     SCHEMA_FILE,
     configuration_text,
     metrics_text,
     openapi_text,
+    python_text,
     schema_text,
 )
 from tests.metrics.listed import unknown_metrics
@@ -38,6 +40,10 @@ def test_the_table_of_keys_is_current() -> None:
 
 def test_the_published_schema_is_current() -> None:
     assert SCHEMA_FILE.read_text() == schema_text(), "run make generate"
+
+
+def test_the_table_of_public_names_is_current() -> None:
+    assert PYTHON_PAGE.read_text() == python_text(PYTHON_PAGE.read_text()), "run make generate"
 
 
 def test_the_picture_of_the_benchmarks_is_of_the_figures() -> None:
