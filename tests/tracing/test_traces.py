@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import time
@@ -118,6 +119,27 @@ async def test_no_span_holds_text_of_a_client(collected: Collected) -> None:
     assert len(collected.roots()) == 6
     assert SECRET.encode() not in collected.raw
     assert b"?q=" not in collected.raw
+
+
+@pytest.mark.parametrize(("port", "told"), [("8000", 8000), ("", None), ("65536", None), ("9" * 5000, None)])
+async def test_a_port_that_is_none_is_left_out(collected: Collected, port: str, told: int | None) -> None:
+    request = f"GET /v1/models HTTP/1.1\r\nHost: api.test:{port}\r\nConnection: close\r\n\r\n"
+    async with serve(succ()) as server, connect(server.http_addr) as client:
+        await client.stream.send_all(request.encode())
+        reply = b"".join([chunk async for chunk in client.stream])
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    values = attributes(collected.root())
+    assert (values["server.address"], values.get("server.port")) == ("api.test", told)
+
+
+@pytest.mark.parametrize("top_k", [2**63, 10**900])
+async def test_a_number_past_64_bits_is_held_at_the_largest(
+    collected: Collected, caplog: pytest.LogCaptureFixture, top_k: int
+) -> None:
+    async with serve(succ()) as server:
+        assert (await post(server.http_addr, CHAT, chat(top_k=top_k))).status == 200
+    assert attributes(collected.root())["gen_ai.request.top_k"] == 2**63 - 1
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_embeddings_have_no_decode(collected: Collected) -> None:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from tlserve.http.trace import BeginTrace
 from tlserve.log import LOGGER
 from tlserve.tracing.environment import endpoint_variable, is_wanted
+from tlserve.tracing.guard import Guard
 
 
 @asynccontextmanager
@@ -46,6 +47,6 @@ async def follow_requests(*, scheme: str) -> AsyncIterator[BeginTrace | None]:
         yield None
         return
     try:
-        yield Tracer(export.tracer, scheme=scheme).begin
+        yield Guard(Tracer(export.tracer, scheme=scheme).begin).begin
     finally:
         await export.aclose()

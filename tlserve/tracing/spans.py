@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -13,11 +14,12 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 from tlserve.http.access import Outcome, RequestRecord
 from tlserve.http.messages import Header, Request
 from tlserve.http.trace import Attribute
+from tlserve.tracing.attributes import bounded
 from tlserve.tracing.context import parent_context
 
 PROVIDER: Final = "trio-tlserve"  # gen_ai.provider.name
 UNFOLLOWED: Final = frozenset({"/healthz", "/health"})  # probes, which come every second and say nothing
-MAX_TEXT: Final = 256  # characters of a client's own that an attribute may hold
+MAX_PORT: Final = 65_535
 
 _METHODS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _OPERATIONS: Final = {
@@ -64,7 +66,7 @@ class RequestTrace:
             self._method,
             parent_context(request.headers),
             SpanKind.SERVER,
-            attributes,
+            bounded(attributes),
             start_time=self._nanoseconds(began),
         )
         self._context = trace.set_span_in_context(self._span)
@@ -82,7 +84,7 @@ class RequestTrace:
         return (("traceresponse", value),)
 
     def describe(self, attributes: Mapping[str, Attribute]) -> None:
-        self._span.set_attributes(attributes)
+        self._span.set_attributes(bounded(attributes))
 
     def add_phase(self, name: str, began: float, ended: float) -> None:
         span = self._tracer.start_span(name, self._context, start_time=self._nanoseconds(began))
@@ -91,7 +93,7 @@ class RequestTrace:
     def end(self, record: RequestRecord) -> None:
         if self._span.is_recording():
             self._span.update_name(f"{self._method} {record.route}".strip())
-            self._span.set_attributes(_response_attributes(record))
+            self._span.set_attributes(bounded(_response_attributes(record)))
             if _is_our_fault(record):
                 self._span.set_status(StatusCode.ERROR)
         self._span.end(self._nanoseconds(self._began + record.duration))
@@ -106,24 +108,25 @@ def _request_attributes(request: Request) -> dict[str, Attribute]:
     is_known = request.method in _METHODS
     attributes: dict[str, Attribute] = {
         "http.request.method": request.method if is_known else "_OTHER",
-        "url.path": (request.raw_path or request.path)[:MAX_TEXT],
+        "url.path": request.raw_path or request.path,
     }
     if not is_known:
-        attributes["http.request.method_original"] = request.method[:MAX_TEXT]
+        attributes["http.request.method_original"] = request.method
     address, port = _split_host(request.header("host") or "")
     if address:
-        attributes["server.address"] = address[:MAX_TEXT]
-    if port:
-        attributes["server.port"] = int(port)
+        attributes["server.address"] = address
+    if port is not None:
+        attributes["server.port"] = port
     return attributes
 
 
-def _split_host(host: str) -> tuple[str, str]:
-    """Name and port of a Host header that the connection has found well formed; the port may be ""."""
+def _split_host(host: str) -> tuple[str, int | None]:
+    """Name and port of a Host header that the connection has found well formed, which bounds neither."""
     name, colon, port = host.rpartition(":")
     if not colon or port.endswith("]"):
-        return host.strip("[]"), ""
-    return name.strip("[]"), port
+        return host.strip("[]"), None
+    is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= MAX_PORT
+    return name.strip("[]"), int(port) if is_port else None
 
 
 def _response_attributes(record: RequestRecord) -> dict[str, Attribute]:
