@@ -69,14 +69,14 @@ def test_a_bad_listen_address_names_key_value_and_rule(text: str) -> None:
     ("line", "message"),
     [
         ("prefix_cash = 'radix'", r"prefix_cash: is no key of the \[engine\] table; did you mean prefix_cache\?"),
-        ("prefill_chunk = -1", r"prefill_chunk = -1: must be int >= 0"),
-        ("prefill_chunk = 'x'", r"prefill_chunk = 'x': must be int, got str"),
-        ("prefill_chunk = true", r"prefill_chunk = True: must be int, got bool"),
-        ("prefix_cache = 'x'", r'prefix_cache = \'x\': must be one of "off", "hash", "radix"'),
-        ("block_size = 20", r"block_size = 20: must be int that's a multiple of 16"),
+        ("prefill_chunk = -1", r"prefill_chunk = -1: must be an integer of 0 or more$"),
+        ("prefill_chunk = 'x'", r"prefill_chunk = 'x': must be an integer of 0 or more$"),
+        ("prefill_chunk = true", r"prefill_chunk = true: must be an integer of 0 or more$"),
+        ("prefix_cache = 'x'", r'prefix_cache = \'x\': must be one of "hash", "off", "radix"$'),
+        ("block_size = 20", r"block_size = 20: must be an integer from 16 to 256 that is a multiple of 16$"),
         ("kv_cache_mb = 1\nnum_blocks = 1", r"give either kv_cache_mb or num_blocks, not both"),
         ("tls_cert = 'a.pem'", r"tls_cert, tls_key: give both or neither"),
-        ("speculative = 5", r"speculative = 5: "),
+        ("speculative = 5", r"speculative = 5: must be a table$"),
         ("speculative = {}", r"speculative\.method: is required"),
         ("speculative = {method = 'prompt_lookup', ngram_mim = 1}", r"did you mean speculative\.ngram_min\?"),
         (
@@ -84,9 +84,9 @@ def test_a_bad_listen_address_names_key_value_and_rule(text: str) -> None:
             r"speculative\.draft_model_dir: is required with method = 'draft_model'",
         ),
         ("speculative = {method = 'prompt_lookup', ngram_min = 5}", r"ngram_min = 5: must not exceed ngram_max = 4"),
-        ("queue_capacity = 0", r"queue_capacity = 0: must be int >= 1"),
+        ("queue_capacity = 0", r"queue_capacity = 0: must be an integer of 1 or more$"),
         ("step_delay = 1.0", r"step_delay: is no key"),
-        ("cors_allow_origins = 'x'", r"cors_allow_origins = 'x': must be array, got str"),
+        ("cors_allow_origins = 'x'", r"cors_allow_origins = 'x': must be a list of strings$"),
     ],
 )
 def test_a_fault_names_key_value_and_rule(line: str, message: str) -> None:
@@ -97,13 +97,33 @@ def test_a_fault_names_key_value_and_rule(line: str, message: str) -> None:
 def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "runtime.toml"
     path.write_text("[engine]\nmodel_dir = 'm'\nthreads = 0\n")
-    with pytest.raises(ConfigError, match=rf"{path}: threads = 0: must be int >= 1"):
+    with pytest.raises(ConfigError, match=rf"{path}: threads = 0: must be an integer from 1 to 256$"):
         ServeConfig.load(path)
     path.write_text("[engine\n")
     with pytest.raises(ConfigError, match=rf"{path}: not valid TOML"):
         ServeConfig.load(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         ServeConfig.load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"THREADS": "0"}, "TL_ENGINE__THREADS = 0: must be an integer from 1 to 256"),
+        ({"HTTP_LISTEN": "x"}, "TL_ENGINE__HTTP_LISTEN = 'x': must be host:port"),
+        ({"SPECULATIVE": "5"}, "TL_ENGINE__SPECULATIVE = 5: must be a table"),
+        ({"SPECULATIVE": '{method = "x"}'}, "TL_ENGINE__SPECULATIVE: speculative.method = 'x': must be one of"),
+        ({"KV_CACHE_MB": "1", "NUM_BLOCKS": "1"}, "TL_ENGINE__KV_CACHE_MB = 1: give either"),
+    ],
+)
+def test_a_fault_of_a_variable_names_the_variable_and_no_file(
+    variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "runtime.toml"
+    path.write_text("[engine]\nmodel_dir = 'm'\n")
+    with pytest.raises(ConfigError) as caught:
+        ServeConfig.load(path, {f"TL_ENGINE__{name}": value for name, value in variables.items()})
+    assert str(caught.value).startswith(message)
 
 
 def test_model_dir_is_required() -> None:

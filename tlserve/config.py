@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 import tomli_w
@@ -137,20 +139,21 @@ class ServeConfig:
         return _from_table(_overridden(table, env), directory, {"handle_signals": True})
 
     @classmethod
-    def load(cls, path: str | Path) -> ServeConfig:
-        """Read a file with the overrides of this process's environment. Raises ConfigError naming the file."""
+    def load(cls, path: str | Path, env: Mapping[str, str] = os.environ) -> ServeConfig:
+        """Read a file with the overrides in ``env``. Raises ConfigError naming the file, or the variable at fault."""
         path = Path(path)
         if path.is_dir() or path.suffix == ".gguf":
-            raise ConfigError(f"{path}: is a model, not a configuration; name it as model_dir in a runtime.toml")
+            raise ConfigError(
+                f"{path}: is a model, not a configuration; give it as --model-dir {shlex.quote(str(path))}"
+            )
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
         try:
-            return cls.from_toml(text, os.environ, directory=path.parent)
+            return cls.from_toml(text, env, directory=path.parent)
         except ConfigError as error:
-            is_of_file = not str(error).startswith(ENV_PREFIX)
-            raise ConfigError(f"{path}: {error}" if is_of_file else str(error)) from None
+            raise with_source(error, str(path), env) from None
 
     def to_toml(self) -> str:
         """The effective configuration as a document; reading it gives an equal configuration.
@@ -220,6 +223,22 @@ def sources(text: str, env: Mapping[str, str]) -> dict[str, str]:
     return {key: _name(key, value) if isinstance(value, _EnvText) else "file" for key, value in table.items()}
 
 
+def with_source(error: ConfigError, name: str, env: Mapping[str, str]) -> ConfigError:
+    """The error with where its value is from: the variable that gives it, else ``name``, of a file or a model."""
+    message = str(error)
+    if message.startswith(ENV_PREFIX):
+        return error
+    key = re.match(r"(?:[a-z_]+\.)?[a-z_]+(?=[ :])", message)
+    if key is not None:
+        variable = ENV_PREFIX + key[0].upper().replace(".", "__")
+        if variable in env:
+            return ConfigError(variable + message[key.end() :])
+        table = ENV_PREFIX + key[0].partition(".")[0].upper()
+        if table in env:  # the whole table, given by a variable of its own
+            return ConfigError(f"{table}: {message}")
+    return ConfigError(f"{name}: {message}")
+
+
 class _EnvText(str):
     """A value from the environment: TOML where it reads as TOML and fits the key, else plain text."""
 
@@ -257,7 +276,10 @@ def _converted(
 def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
     if isinstance(value, SpeculativeConfig):
         return value
-    if key == "speculative" and isinstance(value, dict):
+    if key == "speculative":
+        given, value = value, value.as_toml() if isinstance(value, _EnvText) else value
+        if not isinstance(value, dict):
+            raise ConfigError(f"{_name(key, given)} = {_shown(value)}: must be a table")
         inner = _converted(value, _keys(SpeculativeConfig), directory, prefix="speculative.")
         if "method" not in inner:
             raise ConfigError('speculative.method: is required: "prompt_lookup" or "draft_model"')
@@ -271,13 +293,11 @@ def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
     if isinstance(value, Path):
         value = str(value)
     attempts = [value.as_toml(), str(value)] if isinstance(value, _EnvText) else [value]
-    rule = ""
     for attempt in attempts:
-        try:
+        with suppress(msgspec.ValidationError, ValueError):
             return msgspec.convert(attempt, annotation, dec_hook=to_path)
-        except (msgspec.ValidationError, ValueError) as error:
-            rule = rule or _rule(annotation, str(error))
-    raise ConfigError(f"{_name(key, value)} = {attempts[0]!r}: {rule}")
+    rule = _rule(msgspec.json.schema(annotation, schema_hook=lambda kind: {"type": "path"}))
+    raise ConfigError(f"{_name(key, value)} = {_shown(attempts[0])}: must be {rule}")
 
 
 def _name(key: str, value: Any) -> str:
@@ -285,11 +305,22 @@ def _name(key: str, value: Any) -> str:
     return ENV_PREFIX + key.upper().replace(".", "__") if isinstance(value, _EnvText) else key
 
 
-def _rule(annotation: Any, message: str) -> str:
-    """What was expected, in the words of msgspec save for a choice, whose values it does not list."""
-    if get_origin(annotation) is Literal:
-        return "must be one of " + ", ".join(f'"{choice}"' for choice in get_args(annotation))
-    return message.replace("`", "").split(" - at")[0].replace("Expected", "must be").replace(" | null", "")
+def _shown(value: Any) -> str:
+    """A value as it may stand in the file."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _rule(schema: Mapping[str, Any]) -> str:
+    """What a value that fits the JSON schema of a key is, in the words of the API's errors."""
+    if "anyOf" in schema:
+        return next(_rule(option) for option in schema["anyOf"] if option != {"type": "null"})
+    if "enum" in schema:
+        return "one of " + ", ".join(f'"{choice}"' for choice in schema["enum"])
+    if schema["type"] != "integer":
+        return {"array": "a list of strings", "string": "a string", "path": "a path"}[schema["type"]]
+    least, most, factor = (schema.get(name) for name in ("minimum", "maximum", "multipleOf"))
+    within = f" from {least} to {most}" if most is not None else f" of {least} or more"
+    return f"an integer{within}" + (f" that is a multiple of {factor}" if factor else "")
 
 
 def _plain(value: Any) -> Any:

@@ -166,12 +166,47 @@ def test_a_draft_model_that_does_not_fit_is_refused_as_a_start_does(
     assert "speculative.draft_model_dir: its vocab_size must be the model's 256, got 257" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["a.toml", "--model-dir", "b"]])
-def test_one_thing_is_checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [[], ["check"], ["config"]])
+def test_without_a_file_and_a_model_there_is_nothing_to_do(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["check", *arguments])
+        main(command)
     assert caught.value.code == 2
-    assert "give either a runtime.toml or --model-dir" in capsys.readouterr().err
+    assert "give a runtime.toml or --model-dir PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["check"], ["chat"], ["config"]])
+def test_a_model_in_place_of_the_file_says_what_to_type(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a model.gguf"
+    assert main([*command, str(path)]) == 2
+    expected = f"trio-tlserve: {path}: is a model, not a configuration; give it as --model-dir '{path}'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_model_goes_over_that_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, model_dir="/nowhere", max_num_seqs=3)
+    assert main(["check", str(path), "--model-dir", str(SUCC)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{path} would start"
+    assert any(line.startswith("set by option:") and line.endswith(" model_dir") for line in lines)
+    assert any(line.startswith("at once    3 requests") for line in lines)
+
+
+def test_a_model_alone_is_what_would_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--model-dir", str(SUCC)]) == 0
+    assert capsys.readouterr().out.startswith(f"{SUCC} would start\n")
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_fault_that_shows_late_names_the_variable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TL_ENGINE__KV_CACHE_MB", "500")
+    assert main(["check", str(write(tmp_path))]) == 2
+    assert capsys.readouterr().err.startswith("trio-tlserve: TL_ENGINE__KV_CACHE_MB = 500: needs ")
 
 
 def test_one_address_for_both_ports_is_refused_as_a_start_does(

@@ -49,6 +49,14 @@ async def test_people_are_told_what_runs_where_with_a_line_that_works(tmp_path: 
     assert "\x1b" not in text
 
 
+async def test_a_model_is_served_without_a_file() -> None:
+    free_ports = {"TL_ENGINE__HTTP_LISTEN": "127.0.0.1:0", "TL_ENGINE__HEALTH_LISTEN": "127.0.0.1:0"}
+    async with running([*COMMAND, "--model-dir", SUCC], **free_ports) as command:
+        assert "serving succ at http://127.0.0.1:" in await command.wait_for("serving ")
+        command.send_signal(signal.SIGTERM)
+        assert await command.wait() == 0
+
+
 def with_access(tmp_path: Path) -> dict[str, Any]:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")

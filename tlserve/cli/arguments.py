@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tlserve.cli.refusal import KEY_VARIABLE
-from tlserve.config import ENV_PREFIX, ServeConfig, sources
+from tlserve.config import ENV_PREFIX, ServeConfig, sources, with_source
+from tlserve.errors import ConfigError
 from tlserve.http.client import Origin
 
 HELP_WIDTH = 100
@@ -133,20 +134,33 @@ class Choice:
     name: str
     sources: dict[str, str]
 
+    def explain(self, error: ConfigError) -> ConfigError:
+        """The error with where its value is from."""
+        return with_source(error, self.name, os.environ)
+
 
 def add_choice_arguments(parser: argparse.ArgumentParser) -> None:
-    """A file, or a model with the defaults; ``choose`` wants exactly one of them."""
+    """A file, a model with the defaults, or both; ``choose`` wants at least one of them."""
     parser.add_argument("file", nargs="?", type=Path, help=f"a runtime.toml; {ENV_PREFIX}<KEY> variables override it")
-    parser.add_argument("--model-dir", type=Path, metavar="PATH", help="instead: a model, and defaults for the rest")
+    parser.add_argument(
+        "--model-dir", type=Path, metavar="PATH", help="the model; without a file with defaults for the rest"
+    )
 
 
 def choose(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Choice:
-    """The configuration of the file, or of the model; the environment overrides both. Raises ConfigError."""
-    if (arguments.file is None) == (arguments.model_dir is None):
-        parser.error("give either a runtime.toml or --model-dir")
+    """The configuration that a file, the environment over it, and --model-dir over both come to. Raises ConfigError."""
+    if arguments.file is None and arguments.model_dir is None:
+        parser.error("give a runtime.toml or --model-dir PATH")
+    by_option: dict[str, str] = {}
+    env = dict(os.environ)
+    if arguments.model_dir is not None:
+        env[MODEL_VARIABLE] = os.path.abspath(arguments.model_dir)
+        by_option = {"model_dir": "--model-dir"}
     if arguments.file is not None:
-        config = ServeConfig.load(arguments.file)
-        return Choice(config, str(arguments.file), sources(arguments.file.read_text(encoding="utf-8"), os.environ))
-    env = {key: value for key, value in os.environ.items() if key != MODEL_VARIABLE}
-    config = ServeConfig.from_toml("", env | {MODEL_VARIABLE: os.path.abspath(arguments.model_dir)})
-    return Choice(config, "--model-dir", {"model_dir": "--model-dir"} | sources("", env))
+        config = ServeConfig.load(arguments.file, env)
+        return Choice(config, str(arguments.file), sources(arguments.file.read_text(encoding="utf-8"), env) | by_option)
+    try:
+        config = ServeConfig.from_toml("", env)
+    except ConfigError as error:
+        raise with_source(error, str(arguments.model_dir), env) from None
+    return Choice(config, str(arguments.model_dir), sources("", env) | by_option)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -35,6 +36,7 @@ from tlserve.server_thread import spawn
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 LOOPBACK = "127.0.0.1:0"
+MODEL_TIMEOUT = 60.0  # seconds for a server to name its model
 
 DESCRIPTION = """Chat in the terminal. Without --base-url, --model-dir or a file it talks to the server of
 OPENAI_BASE_URL, else to http://127.0.0.1:8000/v1; with a model or a runtime.toml it runs one of its own. Ctrl-C stops
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     with _base_url(arguments) as base_url:
         origin = api_origin(parser(), base_url)
         try:
-            model = arguments.model or trio.run(find_model, origin, headers)
+            model = arguments.model or trio.run(partial(find_model, origin, headers, timeout=MODEL_TIMEOUT))
         except TargetError as error:
             is_away = arguments.base_url is None and isinstance(error.__context__, ConnectionFailed)
             hint = "; --base-url, --model-dir or a runtime.toml names another server or model" if is_away else ""
@@ -81,7 +83,7 @@ def _base_url(arguments: argparse.Namespace) -> Iterator[str]:
     """The URL to talk to, of a server that lives as long as the block where one was asked for."""
     is_own = arguments.file is not None or arguments.model_dir is not None
     if is_own and arguments.base_url is not None:
-        parser().error("give one of a runtime.toml, --model-dir and --base-url")
+        parser().error("give --base-url, or a model of one's own by a runtime.toml or --model-dir, not both")
     if not is_own:
         yield arguments.base_url or from_environment(URL_VARIABLE) or DEFAULT_URL
         return
@@ -90,7 +92,7 @@ def _base_url(arguments: argparse.Namespace) -> Iterator[str]:
         try:
             server = spawn(_private(choice.config), progress=progress)
         except ConfigError as error:
-            raise ConfigError(f"{choice.name}: {error}") from None
+            raise choice.explain(error) from None
         except KeyboardInterrupt:  # the thread may be inside the compiler, which does not survive a normal end
             progress.close()
             os._exit(128 + signal.SIGINT)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         overview, notes = _examine(choice.config)
     except ConfigError as error:
-        raise ConfigError(f"{choice.name}: {error}") from None
+        raise choice.explain(error) from None
     notes += warnings_of(choice.config, overview)
     print(
         json.dumps(_document(choice, overview, notes), indent=2) if arguments.json else _text(choice, overview, notes)
@@ -106,5 +106,6 @@ def _keys(choice: Choice) -> list[str]:
     """Which keys are set, by whom; the others have their defaults."""
     by_source: dict[str, list[str]] = {}
     for key, source in choice.sources.items():
-        by_source.setdefault("environment" if source.startswith(ENV_PREFIX) else source, []).append(key)
+        kind = "environment" if source.startswith(ENV_PREFIX) else "option" if source.startswith("--") else source
+        by_source.setdefault(kind, []).append(key)
     return [f"{f'set by {source}:':<{NAME_WIDTH}} {', '.join(keys)}" for source, keys in by_source.items()]

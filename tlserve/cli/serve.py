@@ -10,9 +10,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tlserve import log
-from tlserve.cli.arguments import new_parser
+from tlserve.cli.arguments import add_choice_arguments, choose, new_parser
 from tlserve.cli.describe import describe, describe_access
 from tlserve.cli.process import make_room_for, survive_lost_stderr
 from tlserve.cli.progress import Progress
@@ -24,15 +25,17 @@ DESCRIPTION = """Serve a model over HTTP with the OpenAI API until SIGTERM or SI
 finish; a second signal ends it at once."""
 EXAMPLES = (
     "trio-tlserve runtime.toml",
+    "trio-tlserve --model-dir model.gguf",
     "TL_ENGINE__HTTP_LISTEN=127.0.0.1:8001 trio-tlserve runtime.toml",
     "trio-tlserve --help   # the other commands",
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    path = _parse(argv)
+    arguments = _parse(argv)
     survive_lost_stderr()
-    config = ServeConfig.load(path)
+    choice = choose(parser(), arguments)
+    config = choice.config
     log.configure(config.log_format)
     make_room_for(config.max_connections)
     try:
@@ -41,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             run(config, progress=_LoggedProgress(), on_ready=_log_ready)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise choice.explain(error) from None
     except StoppedWhileLoading:
         _end_at_once()
     log.LOGGER.info("stopped")
@@ -51,19 +54,17 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = new_parser("", DESCRIPTION, examples=EXAMPLES)
-    made.add_argument("file", nargs="?", help="a runtime.toml; TL_ENGINE__<KEY> variables override its keys")
-    made.add_argument("--config", metavar="FILE", help="the same, as an option")
+    add_choice_arguments(made)
+    made.add_argument("--config", type=Path, metavar="FILE", help="the runtime.toml, as an option")
     return made
 
 
-def _parse(argv: Sequence[str]) -> str:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = parser().parse_args(argv)
-    if (arguments.file is None) == (arguments.config is None):
-        parser().error(
-            "give one configuration file, as trio-tlserve runtime.toml or trio-tlserve --config runtime.toml"
-        )
-    chosen: str = arguments.file or arguments.config
-    return chosen
+    if arguments.file is not None and arguments.config is not None:
+        parser().error("give one configuration file, as trio-tlserve runtime.toml or --config runtime.toml")
+    arguments.file = arguments.file or arguments.config
+    return arguments
 
 
 def _run_in_text(config: ServeConfig) -> None:
