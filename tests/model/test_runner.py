@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.model.containers import write_safetensors
+from tests.model.gguf_models import random_weights
 from tests.model.test_golden import GOLDEN, golden_checkpoint
 from tests.reference import ReferenceModel
 from tlserve.config import EngineConfig, SpeculativeConfig
@@ -100,6 +104,49 @@ def test_float_logits_are_the_references(case: str, tmp_path: Path, load: Load) 
     expected = ReferenceModel(checkpoint).logits(TOKENS)
     got = logits_in_steps(load(checkpoint, weights="f32", kv_dtype="f32"), TOKENS, 64, range(4))
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+# Heads whose rows fill no whole tile alone, and sizes that no vector divides.
+ODD_SHAPES = {
+    "one head of keys": (4, 1, 24, 64, 96),
+    "two heads to a tile and a half": (8, 2, 12, 96, 64),
+    "tiny heads": (16, 1, 2, 64, 96),
+    "nothing divides": (5, 5, 6, 30, 17),
+}
+
+
+def odd_checkpoint(directory: Path, shape: tuple[int, int, int, int, int]) -> Checkpoint:
+    """``shape``: heads, heads of keys, head size, hidden size, intermediate size."""
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size")
+    tiny = json.loads((FIXTURES / "tiny-llama" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(tiny | dict(zip(names, shape, strict=True))))
+    config = open_checkpoint(FIXTURES / "tiny-llama").config
+    num_heads, num_kv_heads, head_dim, hidden_size, intermediate_size = shape
+    config = replace(
+        config,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+    )
+    write_safetensors(directory / "model.safetensors", random_weights(config, seed=1))
+    return open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("shape", ODD_SHAPES.values(), ids=ODD_SHAPES)
+def test_odd_shapes_have_the_references_logits_however_they_are_cut(
+    shape: tuple[int, int, int, int, int], tmp_path: Path, load: Load
+) -> None:
+    checkpoint = odd_checkpoint(tmp_path, shape)
+    expected = ReferenceModel(checkpoint).logits(TOKENS)
+    got = logits_in_steps(load(checkpoint, weights="f32", kv_dtype="f32"), TOKENS, 64, range(4))
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+    for weights in ("f32", "q8"):
+        one, many = load(checkpoint, weights=weights), load(checkpoint, weights=weights, threads=3)
+        whole = logits_in_steps(one, TOKENS, 64, range(4))
+        for step in (1, 7, 64):
+            assert logits_in_steps(many, TOKENS, step, range(4, 8)).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize(("weights", "tolerance"), [("auto", 1e-4), ("q8", 0.2), ("q4", 0.9)])

@@ -202,7 +202,7 @@ def _project(
 @jit
 def _qkv(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
     """q, k and v of all tokens, normed and rotated, k and v in the cache."""
-    heads = _heads_to_fill(ROWS, dims.head_dim, dims.num_kv_heads)
+    heads = _heads_to_fill(ROWS, dims.head_dim, ROWS)
     q_pieces, k_pieces = _pieces(dims.num_heads, heads), _pieces(dims.num_kv_heads, heads)
     pieces = q_pieces + 2 * k_pieces
     piece = _take(now, stage, pieces, -1)
@@ -219,10 +219,10 @@ def _qkv(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: 
 
 
 @inline
-def _heads_to_fill(unit: int, values: int, num_heads: int) -> int:
-    """The fewest of ``num_heads`` heads, of so many values each, that fill whole units; all of them if none do."""
+def _heads_to_fill(unit: int, values: int, most: int) -> int:
+    """The fewest heads, of so many values each, that fill whole units; ``most`` if no fewer do."""
     heads = 1
-    while heads < num_heads and heads * values % unit:
+    while heads < most and heads * values % unit:
         heads += 1
     return heads
 
