@@ -9,7 +9,9 @@ Rule 3: every wait on the peer has a deadline, here or in the caller.
 from __future__ import annotations
 
 import contextlib
-import os
+import ctypes
+import errno
+import socket
 from collections.abc import Iterator
 
 import trio
@@ -22,6 +24,13 @@ from tlserve.http.limits import (
     RECEIVE_SIZE,
     SEND_SIZE,
 )
+
+# The C library's own send: Python's passes no flags by way of trio, and in a program that leaves SIGPIPE at its default
+# a peer that resets its connection would end the process.
+_SEND = ctypes.CDLL(None, use_errno=True).send
+_SEND.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_SEND.restype = ctypes.c_ssize_t
+_SEND_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)  # systems without it have another way
 
 
 class PeerLeft(Exception):
@@ -142,10 +151,11 @@ class Peer:
         """
         if not isinstance(self._stream, trio.SocketStream):
             return 0
-        try:
-            return os.write(self._stream.socket.fileno(), data)
-        except OSError:  # no room, or a reason that the stream will name
-            return 0
+        sent: int = _SEND(self._stream.socket.fileno(), data, len(data), _SEND_FLAGS)
+        if sent < 0 and ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            self._leave(Outcome.CLIENT_LEFT)
+            raise PeerLeft
+        return max(sent, 0)
 
     async def _linger(self) -> None:
         self.received.clear()
