@@ -41,7 +41,7 @@ WIDTHS = (1, 2, 4, 8)
 MAX_LANES = 8 if TARGET.isa == "avx512" else 4  # columns whose sums and dots fit the registers
 _SUMS = 16 if TARGET.isa == "avx512" else 4
 _ONE = Static(1)
-_TILES_ARGUMENTS = 12
+_TILES_ARGUMENTS = 14
 
 
 @inline
@@ -59,23 +59,25 @@ def _start(tiles: Any, width: Any, mode: int, bias: int, y: int, y_step: int, ro
 def _quantised_tiles(layout: Layout, width: int) -> Callable[..., None]:
     """The leaf for a few row tiles of a quantised layout and ``width`` columns.
 
-    ``ahead``, if not 0, is how far behind a group those weights lie that will be needed before long, and are fetched.
+    For the tiles [fetch, fetch_end) also those weights are fetched that lie ``ahead`` bytes behind and will be needed
+    before long.
     """
     static: Any = Static(layout)
     columns_static = Static(width)
 
     def tiles(
         weights: int, tile_step: int, blocks: int, act: int, act_step: int,
-        y: int, y_step: int, rows: int, bias: int, mode: int, tiles: int, ahead: int,
+        y: int, y_step: int, rows: int, bias: int, mode: int, tiles: int, ahead: int, fetch: int, fetch_end: int,
     ) -> None:  # fmt: skip
-        for _ in range(tiles):
+        for tile in range(tiles):
+            is_fetching = fetch <= tile < fetch_end
             columns = _start(_ONE, columns_static, mode, bias, y, y_step, np.int32(rows))
             at, record = weights, act
             for _ in range(blocks):
                 header = at
                 at += static.header_bytes
                 for _ in range(static.block_groups):
-                    if ahead != 0:
+                    if is_fetching:
                         for line in range(0, static.group_bytes, 64):
                             prefetch(at, ahead + line)
                     values = load_values(static, at, 0)
@@ -104,7 +106,7 @@ def _float_tiles(layout: Layout, width: int) -> Callable[..., None]:
 
     def tiles(
         weights: int, tile_step: int, blocks: int, act: int, act_step: int,
-        y: int, y_step: int, rows: int, bias: int, mode: int, tiles: int, ahead: int,
+        y: int, y_step: int, rows: int, bias: int, mode: int, tiles: int, ahead: int, fetch: int, fetch_end: int,
     ) -> None:  # fmt: skip
         while tiles > 0:
             at, x = weights, act

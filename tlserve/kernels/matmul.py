@@ -44,16 +44,18 @@ def matmul(p: Product, first: int, last: int) -> None:
     tile_step = depth // block * block_bytes
     weights = address(p.arena, p.offset)
     chunk = depth if p.columns <= FEW else _even_share(depth, CHUNK if quantised else CHUNK_FLOATS, block)
+    # One run of columns streams the weights. Where there are more, each fetches its share of the next tiles: if the
+    # first did it alone, it would wait for memory, and memory for the others.
+    runs = (p.columns + p.lanes - 1) // p.lanes
+    ahead = PREFETCH if runs == 1 else TILES * tile_step
     for start in range(0, depth, chunk):
         blocks = min(chunk, depth - start) // block
         for tile in range(first, last, TILES):
             tiles = min(TILES, last - tile)
             at = weights + tile * tile_step + start // block * block_bytes
-            ahead = PREFETCH if p.columns <= FEW else TILES * tile_step
-            for column in range(0, p.columns, p.lanes):
-                end = min(column + p.lanes, p.columns)
-                _run(p, tile, tiles, column, end, start, at, tile_step, blocks, ahead)
-                ahead = 0
+            for run in range(runs):
+                fetch, fetch_end = tiles * run // runs, tiles * (run + 1) // runs
+                _run(p, tile, tiles, run, start, at, tile_step, blocks, ahead, fetch, fetch_end)
 
 
 @inline
@@ -65,17 +67,18 @@ def _even_share(depth: int, most: int, block: int) -> int:
 
 @jit
 def _run(
-    p: Product, tile: int, tiles: int, column: int, end: int, start: int,
-    weights: int, tile_step: int, blocks: int, ahead: int,
+    p: Product, tile: int, tiles: int, run: int, start: int,
+    weights: int, tile_step: int, blocks: int, ahead: int, fetch: int, fetch_end: int,
 ) -> None:  # fmt: skip
-    """Columns [column, end) of one run of lanes, in as few register tiles as there can be.
+    """One run of columns, in as few register tiles as there can be.
 
     The weights are ``blocks`` blocks of each of the row tiles from ``tile`` on, beginning at group or k ``start``.
     """
     quantised = is_quantised(p.code)
     unit = RECORD if quantised else 4
     depth = p.k // GROUP if quantised else p.k
-    act = address(p.act, p.act_at) + (column // p.lanes * depth + start) * p.lanes * unit
+    column, end = run * p.lanes, min((run + 1) * p.lanes, p.columns)
+    act = address(p.act, p.act_at) + (run * depth + start) * p.lanes * unit
     row = ROWS * tile
     bias = address(p.arena, p.bias + 4 * row) if p.bias >= 0 else 0
     mode = RESUME if start > 0 else ACCUMULATE if p.accumulate else REPLACE
@@ -84,6 +87,8 @@ def _run(
         power = 3 if left >= 8 else 2 if left >= 4 else 1 if left >= 2 else 0
         call_tiles(
             p.kernels[p.code, power], weights, tile_step, blocks, act + column % p.lanes * unit, p.lanes * unit,
-            address(p.y, p.y_at + column * p.y_stride + row), 4 * p.y_stride, p.rows - row, bias, mode, tiles, ahead,
+            address(p.y, p.y_at + column * p.y_stride + row), 4 * p.y_stride, p.rows - row, bias, mode,
+            tiles, ahead, fetch, fetch_end,
         )  # fmt: skip
         column += 1 << power
+        fetch_end = fetch  # the rest of the run finds them under way

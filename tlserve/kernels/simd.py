@@ -301,8 +301,11 @@ def scalar_f16(b: Any, pointer: Any) -> Any:
 
 @memory(types.void)
 def prefetch(b: Any, pointer: Any) -> None:
-    """Asks for the cache line; any address is allowed."""
-    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer_to(b, pointer, I8), *(ir.Constant(I32, n) for n in (0, 3, 1)))
+    """Asks for the cache line, into the second-level cache; any address is allowed.
+
+    Into the first level a line would take up one of the few buffers for its misses until memory has answered.
+    """
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer_to(b, pointer, I8), *(ir.Constant(I32, n) for n in (0, 2, 1)))
 
 
 # ---- f16, where the CPU cannot convert ----
