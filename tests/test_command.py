@@ -110,6 +110,8 @@ async def test_a_second_signal_ends_it_at_once(config: Path, number: signal.Sign
             command.send_signal(number)
             with trio.fail_after(5):  # the stream would take 20 s more
                 assert await command.wait() == status
+    last = command.records[-1]
+    assert (last["message"], last["signal"]) == ("ended by a second signal", number.name)
 
 
 async def test_a_signal_while_loading_ends_it_with_0(config: Path) -> None:
@@ -329,7 +331,7 @@ async def test_the_log_has_one_line_a_request_and_no_text_of_anybody(config: Pat
     lines = sorted((record for record in command.records if record["message"] == "request"), key=itemgetter("id"))
     assert [line["id"] for line in lines] == [f"mine-{number}" for number in range(1, 6)]
     assert [line["status"] for line in lines] == [200, 200, 400, 404, 200]
-    assert [line["route"] for line in lines] == [CHAT, CHAT, CHAT, "", CHAT]
+    assert [line["route"] for line in lines] == [CHAT, CHAT, CHAT, "none", CHAT]
     assert [line["outcome"] for line in lines] == ["complete"] * 4 + ["client_left"]
     num_prompt = len(body["messages"][0]["content"])
     for line in lines[:2]:

@@ -25,6 +25,14 @@ def test_a_text_line_has_time_level_message_and_fields() -> None:
     assert rest == "INFO request route=/v1/models status=200 seconds=0.25"
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.000492913, "0.0004929"), (12.34567, "12.35"), (86400.5, "86400"), (0.0, "0"), (1e-7, "1e-07")],
+)
+def test_a_number_has_four_digits_that_mean_something(value: float, text: str) -> None:
+    assert log.TextFormatter().format(record("request", seconds=value)).endswith(f" seconds={text}")
+
+
 @pytest.mark.parametrize("hostile", ["a\n2026 INFO forged", "a b=c", "\x1b[31m", "", 'q"uote', "\u2028", "a\rb"])
 def test_no_value_leaves_its_line_or_its_field(hostile: str) -> None:
     line = log.TextFormatter().format(record("request", id=hostile, status=200))

@@ -201,6 +201,18 @@ async def test_cancelling_the_block_aborts_what_is_in_flight() -> None:
             await last_event(client)
 
 
+async def test_a_path_of_the_other_port_says_so_and_any_other_where_the_routes_are() -> None:
+    async with serve(succ()) as server:
+        of_api = [(await get(server.http_addr, path)).json() for path in ("/metrics", "/readyz", "/chat/completions")]
+        of_health = (await get(server.health_addr, "/v1/models")).json()
+    assert [reply["error"]["message"] for reply in (*of_api, of_health)] == [
+        "no route for this path; it is on the health port",
+        "no route for this path; it is on the health port",
+        "no route for this path; the API is under /v1, and GET /openapi.json lists it",
+        "no route for this path; the health port has /healthz, /readyz and /metrics",
+    ]
+
+
 async def test_two_servers_of_one_process_know_nothing_of_each_other() -> None:
     async with serve(succ(model_id="one")) as one, serve(succ(model_id="two")) as two:
         for server in (one, two):
@@ -253,6 +265,8 @@ def test_join_waits_for_the_drain() -> None:
 BAD_STARTS: list[tuple[type[ExitError], dict[str, Any], str]] = [
     (ConfigError, {"max_model_len": 5000}, "max_model_len = 5000"),
     (ModelError, {"model_dir": "/nowhere"}, "/nowhere"),
+    (ModelError, {"model_dir": "/nowhere", "http_listen": "127.0.0.1:{used}"}, "/nowhere"),
+    (ListenError, {"http_listen": ":{used}", "health_listen": "127.0.0.1:{used}"}, "is the address of http_listen too"),
     (ListenError, {"http_listen": "127.0.0.1:{used}"}, "http_listen = '127.0.0.1:{used}': Address already in use"),
     (ListenError, {"health_listen": "127.0.0.1:{used}"}, "health_listen = '127.0.0.1:{used}': Address already in use"),
 ]

@@ -35,7 +35,7 @@ class Health:
 
     def router(self) -> Router:
         """The routes of the health port."""
-        router = Router()
+        router = Router(hint="the health port has /healthz, /readyz and /metrics")
         router.add("GET", "/healthz", self.healthz)
         router.add("GET", "/readyz", self.readyz)
         router.add("GET", "/metrics", self.metrics_page)

@@ -19,7 +19,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 def _printable(value: object) -> str:
     """Text that stays on its line and within its field: quoted when it holds anything but plain characters."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{float(f'{value:.4g}'):.15g}" if isinstance(value, float) else str(value)
     plain = text.isascii() and text.isprintable() and not set(text) & set(' "=')
     return text if plain and text else json.dumps(text)
 

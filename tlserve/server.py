@@ -28,6 +28,7 @@ from tlserve.http.tls import server_context
 from tlserve.loading import Loaded, Progress, load, silent
 from tlserve.log import LOGGER
 from tlserve.metrics.page import Metrics
+from tlserve.model.checkpoint import open_checkpoint
 from tlserve.openai.api_keys import ApiKeys
 from tlserve.openai.app import add_document, add_routes
 from tlserve.openai.errors import ERRORS
@@ -37,6 +38,8 @@ from tlserve.tracing import follow_requests
 Address = tuple[str, int]
 OnReady = Callable[["Server"], None]
 
+API_HINT = "the API is under /v1, and GET /openapi.json lists it"
+ON_THE_HEALTH_PORT = dict.fromkeys(("/metrics", "/readyz"), "it is on the health port")
 # Seconds for answers to take the error that ends them when the time to drain is over, and for replies to
 # reach their clients after the engine has died.
 CUT_TIMEOUT = 5.0
@@ -115,6 +118,9 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
     """The whole life of a server; reports itself started once it is ready."""
     config, health = server.config, server._health
     keys, tls, cors = read_access(config)
+    # A model that is not there is said before an address that is in use; an existing one is opened in no time.
+    await trio.to_thread.run_sync(open_checkpoint, config.model_dir)
+    check_addresses(config)
     api = _Api(health, keys, cors)
     health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
     async with AsyncExitStack() as resources:
@@ -163,7 +169,7 @@ class _Api:
     """
 
     def __init__(self, health: Health, keys: ApiKeys | None, cors: Cors) -> None:
-        self.router = Router()
+        self.router = Router(elsewhere=ON_THE_HEALTH_PORT, hint=API_HINT)
         self.cors = cors
         self._health = health
         self._keys = keys
@@ -194,6 +200,16 @@ def read_access(config: ServeConfig) -> tuple[ApiKeys | None, ssl.SSLContext | N
     keys = ApiKeys(config.api_keys_file) if config.api_keys_file else None
     tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     return keys, tls, Cors(config.cors_allow_origins)
+
+
+def check_addresses(config: ServeConfig) -> None:
+    """Raises ListenError where both ports would be one."""
+    http, health = parse_listen(config.http_listen, "http_listen"), parse_listen(config.health_listen, "health_listen")
+    is_one_host = http[0] == health[0] or None in (http[0], health[0])
+    if is_one_host and http[1] == health[1] != 0:
+        raise ListenError(
+            f"health_listen = {config.health_listen!r}: is the address of http_listen too; each needs a port of its own"
+        )
 
 
 async def open_listeners(listen: str, key: str) -> list[trio.SocketListener]:
@@ -273,6 +289,7 @@ async def _handle_signals(server: Server, keys: ApiKeys | None, *, task_status: 
             if keys is not None and number == signal.SIGHUP:
                 _reload(keys)
             elif server._drain_requested.is_set():
+                LOGGER.warning("ended by a second signal", extra={"signal": signal.Signals(number).name})
                 os._exit(128 + number)
             else:
                 LOGGER.info("draining", extra={"signal": signal.Signals(number).name})
@@ -313,7 +330,7 @@ def _log_request(record: RequestRecord) -> None:
     fields = {
         "id": record.request_id,
         "method": record.method,
-        "route": record.route,
+        "route": record.route or "none",
         "status": record.status,
         "outcome": record.outcome.value,
         "seconds": record.duration,

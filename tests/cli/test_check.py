@@ -216,7 +216,7 @@ def test_one_address_for_both_ports_is_refused_as_a_start_does(
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     assert main(["check", str(write(tmp_path, http_listen=address, health_listen=address))]) == 4
-    expected = f"trio-tlserve: http_listen = '{address}': Address already in use; "
+    expected = f"trio-tlserve: health_listen = '{address}': is the address of http_listen too; "
     assert capsys.readouterr().err.startswith(expected)
 
 

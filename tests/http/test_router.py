@@ -71,8 +71,15 @@ def test_a_parameter_is_one_whole_segment(router: Router) -> None:
     ],
 )
 def test_an_unknown_path_is_no_route(router: Router, target: str) -> None:
-    with pytest.raises(RouteNotFound, match=r"^this server has no route for this path$"):
+    with pytest.raises(RouteNotFound, match=r"^no route for this path$"):
         router.check(build_request("GET", target))
+
+
+def test_an_unknown_path_is_told_where_it_is_or_what_there_is() -> None:
+    router = Router(elsewhere={"/metrics": "it is next door"}, hint="all is below /v1")
+    for target, where in (("/metrics?x", "it is next door"), ("/metrics/", "all is below /v1")):
+        with pytest.raises(RouteNotFound, match=rf"^no route for this path; {where}$"):
+            router.check(build_request("GET", target))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from tlserve.cli.describe import NAME_WIDTH, describe, describe_access
 from tlserve.config import ENV_PREFIX, ServeConfig
 from tlserve.errors import ConfigError, ListenError
 from tlserve.loading import open_model
+from tlserve.model.checkpoint import open_checkpoint
 from tlserve.overview import Overview
-from tlserve.server import open_listeners, read_access
+from tlserve.server import check_addresses, open_listeners, read_access
 
 DESCRIPTION = """Say whether a configuration would start, and what fits into memory, without loading the model. The
 numbers are those that a start comes to. Exit status 0 when it would start, else that of the start: 2 for the
@@ -55,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
 def _examine(config: ServeConfig) -> tuple[Overview, list[str]]:
     """What a start looks at, in its order; what may be well and may not is a note."""
     read_access(config)
+    open_checkpoint(config.model_dir)
+    check_addresses(config)
     notes = trio.run(_try_addresses, config)
     return open_model(config).overview, notes
 
@@ -69,7 +72,7 @@ async def _try_addresses(config: ServeConfig) -> list[str]:
                     await opened.enter_async_context(listener)
             except ListenError as error:
                 is_in_use = isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE
-                if not is_in_use or config.http_listen == config.health_listen:
+                if not is_in_use:
                     raise
                 notes.append(str(error))
     return notes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
 from tlserve.errors import MethodNotAllowed, RouteNotFound
 from tlserve.http.messages import Handler, Reply, Request, Response
 
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 _PARAMETER: Final = re.compile(r"\{(?P<name>[a-z_]+)(?P<rest>:path)?\}")
 
 
@@ -46,8 +49,11 @@ class Router:
     into ``request.notes["route"]`` and the parameters into ``request.path_params``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, elsewhere: Mapping[str, str] = _EMPTY, hint: str = "") -> None:
+        """``elsewhere`` says of paths where they are; ``hint`` says of all others what there is."""
         self._routes: list[_Route] = []
+        self._elsewhere = elsewhere
+        self._hint = hint
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         self._routes.append(_Route(method, pattern, handler))
@@ -84,7 +90,8 @@ class Router:
                 return route
             allowed.add(route.method)
         if not allowed:
-            raise RouteNotFound("this server has no route for this path")
+            where = self._elsewhere.get(request.path, self._hint)
+            raise RouteNotFound("no route for this path" + (f"; {where}" if where else ""))
         allow = _allow(allowed)
         raise MethodNotAllowed(f"this path takes {', '.join(allow)}", allow=allow)
 
