@@ -12,8 +12,8 @@ import trio
 from tlserve.conform.case import Case, Failed, Skipped
 from tlserve.conform.catalogue import ALL_CASES
 from tlserve.conform.run import NUM_AT_ONCE, Result, run_case, run_cases
-from tlserve.conform.subject import MAX_ANSWER, Subject, Target
-from tlserve.http.client import Origin
+from tlserve.conform.subject import Subject, Target
+from tlserve.http.client import MAX_REPLY, Origin
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
 NOWHERE = Target(api=Origin.parse("http://127.0.0.1:1/v1"), model="m")
@@ -91,7 +91,7 @@ LYING: list[tuple[Handler, str]] = [
     (says(answer(b"1" * 5_000)), "1111"),
     (says(answer(b"{}")[:-1]), "broke off the answer"),
     (says(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\nsorr"), "status 500 sorr"),
-    (never_ends, f"more than {MAX_ANSWER} bytes"),
+    (never_ends, f"the reply is longer than {MAX_REPLY} bytes"),
     (hangs, "none within 0.2 s"),
     (hangs_within_a_stream, "none within 0.2 s"),
 ]

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     with _base_url(arguments) as base_url:
         origin = api_origin(parser(), base_url)
         try:
-            model = arguments.model or trio.run(partial(find_model, origin, headers, timeout=MODEL_TIMEOUT))
+            model = arguments.model or trio.run(partial(find_model, origin, headers, patience=MODEL_TIMEOUT))
         except TargetError as error:
             is_away = arguments.base_url is None and isinstance(error.__context__, ConnectionFailed)
             hint = "; --base-url, --model-dir or a runtime.toml names another server or model" if is_away else ""

@@ -10,10 +10,12 @@ from typing import Any
 
 import trio
 
-from tlserve.cli.load_target import sse_events
 from tlserve.cli.refusal import MAX_SHOWN, refusal
+from tlserve.cli.replies import Chunk, NotThisApi, Usage, decode_chunk, sse_events
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
+
+REFUSAL_TIMEOUT = 30.0  # seconds for the body of an answer that is an error
 
 
 class ChatFailed(Exception):
@@ -29,21 +31,19 @@ class Turn:
     first: float | None = None  # when the first text came
     end: float = 0.0
     num_pieces: int = 0
-    usage: dict[str, Any] | None = None
+    usage: Usage | None = None  # None: the server does not count
 
     def summary(self) -> str:
         """Tokens, their rate, and the time to the first, in a line."""
         if self.first is None:
             return "no text came"
-        usage = self.usage or {}
-        count = usage.get("completion_tokens", self.num_pieces)
+        count = self.num_pieces if self.usage is None else self.usage.completion_tokens
         seconds = self.end - self.first
         rate = f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else "one token"
         line = f"{count} tokens, {rate}, first after {self.first - self.start:.2f} s"
         if self.usage is None:
             return line
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return f"{line}; prompt {usage.get('prompt_tokens')} tokens, {cached} of them cached"
+        return f"{line}; prompt {self.usage.prompt_tokens} tokens, {self.usage.cached_tokens} of them cached"
 
 
 async def ask(
@@ -60,7 +60,7 @@ async def ask(
             await _stream(connection, headers, body, turn, show)
         finally:
             await connection.aclose()
-    except ConnectionFailed as error:
+    except (ConnectionFailed, NotThisApi) as error:
         raise ChatFailed(str(error)) from None
     finally:
         turn.end = trio.current_time()
@@ -77,26 +77,33 @@ async def _stream(
     fields = (*headers, ("Content-Type", "application/json"))
     status = await connection.request("POST", "/chat/completions", fields, json.dumps(asked).encode())
     if status != 200:
-        raise ChatFailed(refusal(status, await connection.read_all()))
+        raise ChatFailed(await _refused(connection, status))
     async with aclosing(sse_events(connection)) as events:
         async for data in events:
             if data == b"[DONE]":
                 return
             try:
-                piece = _take(json.loads(data), turn)
-            except (ValueError, LookupError, TypeError, AttributeError):
+                piece = _take(decode_chunk(data), turn)
+            except NotThisApi:
                 raise ChatFailed(f"not a chunk of this API: {data[:MAX_SHOWN].decode(errors='replace')}") from None
             if piece:
                 show(piece)
     raise ChatFailed("the answer was cut short")
 
 
-def _take(chunk: dict[str, Any], turn: Turn) -> str:
+async def _refused(connection: ClientConnection, status: int) -> str:
+    """Why there is no answer, in the server's words where they come in time."""
+    with trio.move_on_after(REFUSAL_TIMEOUT):
+        return refusal(status, await connection.read_all())
+    return refusal(status, b"no reason came")
+
+
+def _take(chunk: Chunk, turn: Turn) -> str:
     """The text of a chunk, noted in ``turn``."""
-    if "error" in chunk:
-        raise ChatFailed(chunk["error"]["message"])
-    turn.usage = chunk.get("usage") or turn.usage
-    text = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+    if chunk.error is not None:
+        raise ChatFailed(chunk.error.message)
+    turn.usage = chunk.usage or turn.usage
+    text = "".join(choice.content for choice in chunk.choices or ())
     if text:
         turn.text += text
         turn.num_pieces += 1

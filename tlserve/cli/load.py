@@ -28,6 +28,7 @@ from tlserve.cli.load_run import Plan, probe, run_load
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.progress import Progress
 from tlserve.cli.refusal import URL_VARIABLE
+from tlserve.cli.terminal import one_line
 from tlserve.http.client import Origin
 
 DESCRIPTION = """Stream answers from an OpenAI-compatible server and report tokens/s, time to first token, time
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         target = trio.run(_measure, arguments, origin, plan, answers)
     except TargetError as error:
-        print(f"trio-tlserve load: {error}", file=sys.stderr)
+        print(f"trio-tlserve load: {one_line(str(error))}", file=sys.stderr)
         return 1
     summary = {"base_url": arguments.base_url, "model": target.model, **_settings(arguments), **summarise(answers)}
     print(json.dumps(summary, indent=2) if arguments.json else table(summary))
@@ -119,7 +120,7 @@ async def _measure(arguments: argparse.Namespace, origin: Origin, plan: Plan, an
     target = Target(
         origin=origin,
         endpoint=arguments.endpoint,
-        model=arguments.model or await find_model(origin, headers),
+        model=arguments.model or await find_model(origin, headers, patience=arguments.timeout),
         temperature=arguments.temperature,
         headers=headers,
         timeout=arguments.timeout,

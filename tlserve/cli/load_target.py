@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import trio
 
 from tlserve.cli.refusal import refusal
+from tlserve.cli.replies import Chunk, NotThisApi, decode, decode_chunk, models, sse_events
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
 
@@ -62,7 +62,7 @@ class Target:
                 await self._stream(connection, answer, self.body(prompt, max_tokens))
             except ConnectionFailed:
                 answer.error = "connection"
-            except (ValueError, LookupError, TypeError, AttributeError):
+            except NotThisApi:
                 answer.error = "not a chunk of this API"
         if deadline.cancelled_caught:
             answer.error = "timeout"
@@ -95,36 +95,31 @@ class Target:
                 if data == b"[DONE]":
                     answer.error = None
                     continue
-                chunk = json.loads(data)
-                if "error" in chunk:
+                chunk = decode_chunk(data)
+                if chunk.error is not None:
                     answer.error = "error event"
                     return
                 take_chunk(chunk, answer)
 
 
-def take_chunk(chunk: dict[str, Any], answer: Answer) -> None:
+def take_chunk(chunk: Chunk, answer: Answer) -> None:
     """Note when text came, and what the usage chunk counts."""
-    for choice in chunk["choices"]:
-        if choice.get("text") or choice.get("delta", {}).get("content"):
+    for choice in chunk.choices or ():
+        if choice.content:
             answer.events.append(trio.current_time())
-    usage = chunk.get("usage")
-    if usage:
-        answer.prompt_tokens = usage["prompt_tokens"]
-        answer.completion_tokens = usage["completion_tokens"]
+    if chunk.usage is not None:
+        answer.prompt_tokens = chunk.usage.prompt_tokens
+        answer.completion_tokens = chunk.usage.completion_tokens
 
 
-async def sse_events(connection: ClientConnection) -> AsyncGenerator[bytes, None]:
-    """The data of each server-sent event of a reply; comments are left out."""
-    buffer = b""
-    while piece := await connection.read():
-        *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data:"):
-                yield event[5:].lstrip(b" ")
+async def find_model(origin: Origin, headers: tuple[Header, ...] = (), *, patience: float) -> str:
+    """The first model that the server names within ``patience`` seconds. Raises TargetError."""
+    with trio.move_on_after(patience):
+        return await _first_model(origin, headers)
+    raise TargetError(f"{origin.authority} gave no answer within {patience:g} s")
 
 
-async def find_model(origin: Origin, headers: tuple[Header, ...] = ()) -> str:
-    """The first model that the server names. Raises TargetError."""
+async def _first_model(origin: Origin, headers: tuple[Header, ...]) -> str:
     try:
         connection = await connect(origin)
         try:
@@ -137,7 +132,6 @@ async def find_model(origin: Origin, headers: tuple[Header, ...] = ()) -> str:
     if status != 200:
         raise TargetError(refusal(status, body))
     try:
-        model: str = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError):
+        return decode(models, body).data[0].id
+    except NotThisApi:
         raise TargetError(f"GET {origin.path}/models names no model; name it with --model") from None
-    return model

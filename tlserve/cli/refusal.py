@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from tlserve.cli.replies import NotThisApi, decode, refusals
 
 MAX_SHOWN = 300  # characters of a reply that is no document of this API
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -12,9 +12,9 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 def refusal(status: int, body: bytes) -> str:
     """One line for people: the status, the server's own message, and the option that may be wrong."""
     try:
-        error = json.loads(body)["error"]
-        message, code = str(error["message"]), error.get("code")
-    except (ValueError, LookupError, TypeError, AttributeError):
+        error = decode(refusals, body).error
+        message, code = error.message, error.code
+    except NotThisApi:
         message, code = body[:MAX_SHOWN].decode(errors="replace").strip(), None
     return f"{status}: {message}" + _hint(status, code)
 

@@ -13,11 +13,10 @@ import trio
 from tlserve.conform.answer import Answer, parse_answer
 from tlserve.conform.case import Failed, Skipped
 from tlserve.conform.found import Found, short, shown
-from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect, open_stream
+from tlserve.http.client import MAX_REPLY, ClientConnection, ConnectionFailed, Origin, connect, open_stream
 from tlserve.http.limits import RECEIVE_SIZE
 from tlserve.http.messages import Header
 
-MAX_ANSWER = 8 << 20  # bytes of one answer; none that a case asks for is near it
 PROMPT = "Count from one to twenty."
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 Body = dict[str, Any]
@@ -76,14 +75,7 @@ class Subject:
             status,
             connection,
         ):
-            pieces: list[bytes] = []
-            size = 0
-            while piece := await connection.read():
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_ANSWER:
-                    raise Failed(sent=self.last_sent, expected="an answer", came=f"more than {MAX_ANSWER} bytes")
-            return Answer(self.last_sent, status, connection.headers, b"".join(pieces))
+            return Answer(self.last_sent, status, connection.headers, await connection.read_all())
 
     async def get(self, path: str, headers: tuple[Header, ...] = ()) -> Answer:
         return await self.request("GET", path, headers=headers)
@@ -149,8 +141,8 @@ class Subject:
         try:
             while piece := await stream.receive_some(RECEIVE_SIZE):
                 raw += piece
-                if len(raw) > MAX_ANSWER:
-                    raise Failed(sent=says, expected="an answer", came=f"more than {MAX_ANSWER} bytes")
+                if len(raw) > MAX_REPLY:
+                    raise Failed(sent=says, expected="an answer", came=f"more than {MAX_REPLY} bytes")
         except trio.BrokenResourceError:
             pass  # what came until then counts
         finally:

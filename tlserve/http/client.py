@@ -13,6 +13,7 @@ import trio
 from tlserve.http.limits import RECEIVE_SIZE
 from tlserve.http.messages import Header
 
+MAX_REPLY = 8 << 20  # bytes of a reply that is read whole; none that a client asks for is near it
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -52,6 +53,7 @@ class ClientConnection:
         self._origin = origin
         self._h11 = h11.Connection(h11.CLIENT)
         self._has_ended = False  # the server has closed its side
+        self._needs_data = False  # all that was received has been looked at
         self.headers: tuple[Header, ...] = ()  # of the last reply; names in lower case
 
     @property
@@ -76,27 +78,30 @@ class ClientConnection:
             if isinstance(event, h11.Response):
                 self.headers = tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers)
                 return event.status_code
-            if event is h11.NEED_DATA:
+            if self._needs_data:
                 await self._receive()
 
     async def read(self) -> bytes:
         """What has come of the body, waiting for some when there is none; b"" at its end."""
         pieces: list[bytes] = []
         while self._h11.their_state is h11.SEND_BODY:
-            event = self._next_event()
-            if isinstance(event, h11.Data):
-                pieces.append(bytes(event.data))
-            elif event is h11.NEED_DATA:
+            if self._needs_data:
                 if pieces:
                     break
                 await self._receive()
+            event = self._next_event()
+            if isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
         return b"".join(pieces)
 
-    async def read_all(self) -> bytes:
-        pieces: list[bytes] = []
+    async def read_all(self, limit: int = MAX_REPLY) -> bytes:
+        """The rest of the body, of up to ``limit`` bytes. How long it may take is the caller's matter."""
+        body = bytearray()
         while piece := await self.read():
-            pieces.append(piece)
-        return b"".join(pieces)
+            body += piece
+            if len(body) > limit:
+                raise ConnectionFailed(f"the reply is longer than {limit} bytes")
+        return bytes(body)
 
     async def aclose(self) -> None:
         """Close at once, whatever is in flight."""
@@ -105,12 +110,14 @@ class ClientConnection:
     def _next_event(self) -> object:
         has_begun = self._h11.their_state is h11.SEND_BODY
         try:
-            return self._h11.next_event()
+            event = self._h11.next_event()
         except h11.RemoteProtocolError as error:
             if self._has_ended:
                 what = "broke off the answer" if has_begun else "closed the connection"
                 raise ConnectionFailed(f"the server {what}") from None
             raise ConnectionFailed(f"the reply is not valid HTTP: {error}") from None
+        self._needs_data = event is h11.NEED_DATA
+        return event
 
     async def _receive(self) -> None:
         try:
@@ -118,6 +125,7 @@ class ClientConnection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionFailed("the server closed the connection") from None
         self._has_ended = not data
+        self._needs_data = False
         self._h11.receive_data(bytes(data))
 
 
