@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import ssl
 from collections.abc import AsyncIterator
@@ -230,6 +231,16 @@ async def test_bad_pem_is_a_config_error_naming_the_key(tmp_path: Path, broken: 
             path.write_text(content)
         with pytest.raises(ConfigError, match=f"{broken} = '{path}'"):
             async with serve(ServeConfig.for_model(SUCC, **files | {broken: path})):
+                pytest.fail("entered")
+
+
+@pytest.mark.parametrize("key", ["tls_cert", "tls_key"])
+async def test_a_pipe_or_a_device_is_no_pem_file(tmp_path: Path, key: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    files = {"tls_cert": PEM, "tls_key": PEM}
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"^{key} = '{path}': must be a regular file$"):
+            async with serve(ServeConfig.for_model(SUCC, **files | {key: path})):
                 pytest.fail("entered")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlserve.config import (
+    MAX_FILE_BYTES,
     EngineConfig,
     ServeConfig,
     SpeculativeConfig,
@@ -124,6 +126,79 @@ def test_a_fault_of_a_variable_names_the_variable_and_no_file(
     with pytest.raises(ConfigError) as caught:
         ServeConfig.load(path, {f"TL_ENGINE__{name}": value for name, value in variables.items()})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("bad", ["\\u0000", "a\\nb", "\\u001b[31m", "\\u2028", "a" * 257])
+def test_a_model_id_is_printable_and_bounded(bad: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model_id = '.{1,100}: must be 1 to 256 printable characters$"):
+        read(f'model_id = "{bad}"')
+    assert read(f'model_id = "{"é" * 256}"').model_id == "é" * 256
+
+
+def test_a_model_id_that_is_no_text_is_refused_wherever_it_comes_from() -> None:
+    with pytest.raises(ConfigError, match=r"^model_id = .* printable characters$"):
+        read("", TL_ENGINE__MODEL_ID="\udcff")
+    with pytest.raises(ConfigError, match=r"^model_id = .* printable characters$"):
+        ServeConfig.for_model("models/\udcff")
+    assert ServeConfig.for_model("models/\udcff", model_id="a").model_id == "a"
+
+
+DIGITS = "1" * 5000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        *((f'{key} = "\\u0000"', f"{key} = .*: must be a path") for key in ("api_keys_file", "tls_cert", "tls_key")),
+        (f"seed = {DIGITS}", "seed: must not have thousands of digits"),
+        (f"seed = 0x{DIGITS}", "seed = a number past 64 bits: must be an integer from -9223372036854775808 to"),
+        (f"num_blocks = 0x{DIGITS}", "num_blocks = a number past 64 bits: must be an integer of 1 or more"),
+        (f"cors_allow_origins = [0x{DIGITS}]", "cors_allow_origins = ...: must be a list of strings"),
+        (f"threads = {'[' * 3000}", "not valid TOML: nested too deeply"),
+        (f"threads = '{'a' * 3000}'", "threads = .*: must be an integer from 1 to 256"),
+        ('"a\\nb" = 1', "'a.*b': is no key"),
+        (f"http_listen = '{'a' * 300}:80'", "http_listen = .*: the host must be ASCII"),
+        ("http_listen = 'é..x:80'", "http_listen = .*: the host must be ASCII"),
+        ("http_listen = 'é:80'", "http_listen = .*: the host must be ASCII"),
+        ("health_listen = 'a..b:80'", "health_listen = .*: the host must be ASCII"),
+        ('health_listen = "\\u0000:80"', "health_listen = .*: the host must be ASCII"),
+    ],
+)
+def test_a_hostile_value_is_one_short_line(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        read(line)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SEED", DIGITS, "TL_ENGINE__SEED = .*: must be an integer"),
+        ("MODEL_ID", "[" * 3000, "model_id = .*: must be 1 to 256"),
+        ("HTTP_LISTEN", "\udcff:80", "http_listen = .*: the host must be ASCII"),
+        ("THREADS__X", "1", "TL_ENGINE__THREADS__X: is no key"),
+        ("THREDS__" + "X" * 3000, "1", "'TL_ENGINE__.*': is no key"),
+    ],
+)
+def test_a_hostile_variable_is_one_short_line(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        read("", **{f"TL_ENGINE__{name}": value})
+    assert len(str(caught.value)) < 300
+
+
+def test_a_configuration_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.toml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    (tmp_path / "latin.toml").write_bytes(b"# \xff")
+    for path, rule in (
+        ("/dev/zero", "must be a regular file"),
+        (tmp_path / "pipe", "must be a regular file"),
+        (tmp_path / "large.toml", "must be at most 1048576 bytes, has 1048577"),
+        (tmp_path / "latin.toml", "must be UTF-8 text, is not at byte 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{path}: {rule}$"):
+            ServeConfig.load(path)
 
 
 def test_model_dir_is_required() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import reprlib
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -22,10 +23,17 @@ import tomli_w
 from msgspec import Meta
 
 from tlserve.errors import ConfigError
+from tlserve.regular_file import read_regular_file
 
 ENV_PREFIX = "TL_ENGINE__"
 # Fields of ServeConfig that are set by a program only, never by a file or the environment.
 _PROGRAM_ONLY = frozenset({"engine", "handle_signals", "step_delay"})
+
+MAX_FILE_BYTES = 1 << 20
+MAX_ID_CHARS = 256
+_INT64 = range(-(2**63), 2**63)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 Positive = Annotated[int, Meta(ge=1)]
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
@@ -111,6 +119,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.model_id:
             object.__setattr__(self, "model_id", default_model_id(self.model_dir))
+        _check_model_id(self.model_id)
         parse_listen(self.http_listen, "http_listen")
         parse_listen(self.health_listen, "health_listen")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -129,13 +138,9 @@ class ServeConfig:
 
         Raises ConfigError naming key, value and rule.
         """
-        try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"not valid TOML: {error}") from None
-        table = document.get("engine", {})
+        table = _document(text).get("engine", {})
         if not isinstance(table, dict):
-            raise ConfigError(f"engine = {table!r}: must be a table")
+            raise ConfigError(f"engine = {_shown(table)}: must be a table")
         return _from_table(_overridden(table, env), directory, {"handle_signals": True})
 
     @classmethod
@@ -146,10 +151,11 @@ class ServeConfig:
             raise ConfigError(
                 f"{path}: is a model, not a configuration; give it as --model-dir {shlex.quote(str(path))}"
             )
+        data = read_regular_file(path, str(path), limit=MAX_FILE_BYTES)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: must be UTF-8 text, is not at byte {error.start}") from None
         try:
             return cls.from_toml(text, env, directory=path.parent)
         except ConfigError as error:
@@ -183,14 +189,49 @@ def parse_listen(text: str, key: str) -> tuple[str | None, int]:
     """``host:port``, ``[v6]:port`` or ``:port`` (all interfaces, host None). Raises ConfigError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):(\d{1,5})", text, re.ASCII)
     if match is None or int(match[2]) > 65_535:
-        raise ConfigError(f"{key} = {text!r}: must be host:port, [v6]:port or :port with a port up to 65535")
-    return match[1].strip("[]") or None, int(match[2])
+        raise ConfigError(f"{key} = {_shown(text)}: must be host:port, [v6]:port or :port with a port up to 65535")
+    host = match[1].strip("[]")
+    if not _is_host(host):
+        raise ConfigError(f"{key} = {_shown(text)}: the host must be ASCII, its parts of 1 to 63 characters")
+    return host or None, int(match[2])
+
+
+def _is_host(text: str) -> bool:
+    """Whether a resolver can be asked for it: for what is no name at all, it raises what is no OSError."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return text.isascii() and text.isprintable()
+
+
+def _check_model_id(model_id: str) -> None:
+    """It stands in every answer, in labels of metrics and on the terminal. Raises ConfigError."""
+    if len(model_id) > MAX_ID_CHARS or not model_id.isprintable():  # which no lone surrogate is
+        raise ConfigError(f"model_id = {_shown(model_id)}: must be 1 to {MAX_ID_CHARS} printable characters")
 
 
 def _keys(cls: type) -> dict[str, tuple[Any, Field[Any]]]:
     """Key -> (annotation, field) of the keys that a table may hold."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: (hints[f.name], f) for f in fields(cls) if f.name not in _PROGRAM_ONLY}
+
+
+def _document(text: str) -> dict[str, Any]:
+    """The TOML document in ``text``. Raises ConfigError."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("not valid TOML: nested too deeply") from None
+    except ValueError:  # Python's own: it converts no integer of thousands of digits
+        raise ConfigError(f"{_key_with_most_digits(text)}: must not have thousands of digits") from None
+
+
+def _key_with_most_digits(text: str) -> str:
+    line = max(text.split("\n"), key=lambda line: sum(map(str.isdecimal, line)))
+    return _shown_key(line.partition("=")[0].strip())
 
 
 def _overridden(table: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
@@ -202,6 +243,8 @@ def _overridden(table: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]
         key, _, nested = name.removeprefix(ENV_PREFIX).lower().partition("__")
         if not key:
             raise ConfigError(f"{name}: names no key; {ENV_PREFIX}MODEL_ID is how it is done")
+        if nested and key != "speculative":
+            raise ConfigError(f"{_shown_key(name)}: is no key; only those of speculative have a second part")
         if nested:
             inner = result.get(key)
             if isinstance(inner, _EnvText):  # the whole table, given by a variable of its own
@@ -247,7 +290,7 @@ class _EnvText(str):
     def as_toml(self) -> Any:
         try:
             document = tomllib.loads(f"value = {self}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return str(self)
         return document["value"] if document.keys() == {"value"} else str(self)
 
@@ -266,9 +309,9 @@ def _converted(
 ) -> dict[str, Any]:
     unknown = next((key for key in table if key not in keys), None)
     if unknown is not None:
-        near = difflib.get_close_matches(unknown, keys, n=1)
+        near = difflib.get_close_matches(unknown[:80], keys, n=1)
         hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-        name = _name(prefix + unknown, table[unknown])
+        name = _shown_key(_name(prefix + unknown, table[unknown]))
         raise ConfigError(f"{name}: is no key of the [engine] table{hint}")
     return {key: _value(prefix + key, value, keys[key][0], directory) for key, value in table.items()}
 
@@ -286,7 +329,7 @@ def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
         return SpeculativeConfig(**inner)
 
     def to_path(kind: type, text: Any) -> Path:
-        if kind is not Path or not isinstance(text, str | Path) or not str(text):
+        if kind is not Path or not isinstance(text, str | Path) or str(text) == "" or "\0" in str(text):
             raise ValueError("must be a path")
         return Path(os.path.abspath(directory / text))
 
@@ -295,7 +338,8 @@ def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
     attempts = [value.as_toml(), str(value)] if isinstance(value, _EnvText) else [value]
     for attempt in attempts:
         with suppress(msgspec.ValidationError, ValueError):
-            return msgspec.convert(attempt, annotation, dec_hook=to_path)
+            if not isinstance(attempt, int) or attempt in _INT64:
+                return msgspec.convert(attempt, annotation, dec_hook=to_path)
     rule = _rule(msgspec.json.schema(annotation, schema_hook=lambda kind: {"type": "path"}))
     raise ConfigError(f"{_name(key, value)} = {_shown(attempts[0])}: must be {rule}")
 
@@ -306,8 +350,17 @@ def _name(key: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it may stand in the file."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    """A value as it may stand in the file, in one short printable line."""
+    if isinstance(value, int) and value not in _INT64:
+        return "a number past 64 bits"
+    try:
+        return str(value).lower() if isinstance(value, bool) else _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits, which a list may hold
+        return "..."
+
+
+def _shown_key(key: str) -> str:
+    return key if re.fullmatch(r"[\w.-]{1,80}", key, re.ASCII) else _shown(key)
 
 
 def _rule(schema: Mapping[str, Any]) -> str:

@@ -6,15 +6,15 @@ import ssl
 from pathlib import Path
 
 from tlserve.errors import ConfigError
+from tlserve.regular_file import read_regular_file
+
+MAX_FILE_BYTES = 1 << 20  # a chain of some hundred certificates
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
     """TLS 1.2 and up with this chain and key. Raises ConfigError naming the key of the configuration at fault."""
     for name, path in (("tls_cert", cert), ("tls_key", key)):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{name} = {str(path)!r}: {error.strerror or error}") from None
+        read_regular_file(path, f"{name} = {str(path)!r}", limit=MAX_FILE_BYTES)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
