@@ -11,11 +11,15 @@ from tlserve.errors import ConfigError, Unauthorized
 from tlserve.http.messages import Request
 from tlserve.openai.api_keys import MAX_FILE_BYTES, MAX_KEY_CHARS, ApiKeys
 
+NO_LINE_ENDS = "\x00\x0b\x0c\r\x1c\x1d\x1e\x85\xa0\u2028\u2029"
 BAD_FILES: list[tuple[bytes, str]] = [
     (b"", "at least one key"),
     (b"\n \n# only a comment\n", "at least one key"),
     (b"good\nsk two words\n", "line 2: a key is"),
-    ("schlüssel\n".encode(), "line 1: a key is"),
+    ("schlüssel\n".encode(), "line 1: must be printable ASCII"),
+    *((f"good\nsecret{end}words\n".encode(), "line 2: must be printable ASCII") for end in NO_LINE_ENDS),
+    ("good\n# a comment\u2028words\n".encode(), "line 2: must be printable ASCII"),
+    ("\u3000words\n".encode(), "line 1: must be printable ASCII"),
     (b"tab\tinside", "line 1: a key is"),
     (b"x" * (MAX_KEY_CHARS + 1), "line 1: a key is"),
     (b"good\n\xff\n", "UTF-8 text, is not at byte 5"),

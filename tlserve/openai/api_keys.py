@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import stat
 from pathlib import Path
 from typing import Final
 
 from tlserve.errors import ConfigError, Unauthorized
 from tlserve.http.messages import Request
+from tlserve.regular_file import read_regular_file
 
 MAX_FILE_BYTES: Final = 1 << 20  # some ten thousand keys
 MAX_KEY_CHARS: Final = 512
 
+_BLANKS: Final = " \t\r"
+_LINE: Final = re.compile(r"[\t\x20-\x7e]*\r?")
 _KEY: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY_CHARS}}}")
 _BEARER: Final = re.compile(r"bearer +(?P<key>[\x21-\x7e]+)", re.IGNORECASE)
 
@@ -55,30 +57,32 @@ class ApiKeys:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
-    """The digests of a file's keys. Empty lines and lines that begin with # are no keys."""
+    """The digests of a file's keys. Empty lines and lines that begin with # are no keys.
+
+    A line ends at a newline and nowhere else: what some programs take for the end of one would make two keys of a key.
+    """
     fault = f"api_keys_file = {str(path)!r}"
-    lines = _text(path, fault).splitlines()
-    keys = {number: key for number, line in enumerate(lines, 1) if (key := line.strip()) and not key.startswith("#")}
-    for number, key in keys.items():
+    keys: list[str] = []
+    for number, line in enumerate(_text(path, fault).split("\n"), 1):
+        if not _LINE.fullmatch(line):
+            raise ConfigError(f"{fault}: line {number}: must be printable ASCII")
+        key = line.strip(_BLANKS)
+        if not key or key.startswith("#"):
+            continue
         if not _KEY.fullmatch(key):
             raise ConfigError(
                 f"{fault}: line {number}: a key is 1 to {MAX_KEY_CHARS} printable ASCII characters without spaces"
             )
+        keys.append(key)
     if not keys:
         raise ConfigError(f"{fault}: must have at least one key, one a line")
-    return tuple({_digest(key): None for key in keys.values()})
+    return tuple({_digest(key): None for key in keys})
 
 
 def _text(path: Path, fault: str) -> str:
+    data = read_regular_file(path, fault, limit=MAX_FILE_BYTES)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe might never end, and has nothing more for a reload
-            raise ConfigError(f"{fault}: must be a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{fault}: must be at most {MAX_FILE_BYTES} bytes, has {status.st_size}")
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{fault}: cannot be read: {error.strerror or error}") from None
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{fault}: must be UTF-8 text, is not at byte {error.start}") from None
 
