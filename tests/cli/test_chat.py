@@ -282,6 +282,8 @@ async def test_colours_are_for_terminals_that_want_them(
 
 def test_half_a_surrogate_pair_and_every_control_is_spelled_out() -> None:
     assert visible("\ud83d|\x00|\x7f|\u2066") == "\\ud83d|\\x00|\\x7f|\\u2066"
+    for character in "\x9b\xad\u061c\u200b\u200e\u200f\u2028\u2029\u202e\u2060\ufeff\U000e0041":
+        assert visible(character) == ascii(character)[1:-1]
     assert visible("é\t\n👩‍💻") == "é\t\n👩‍💻"  # a joined emoji stays one
 
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tlserve.__main__ import main
 from tlserve.cli.chat_session import Session
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.refusal import refusal
@@ -197,3 +198,25 @@ async def test_events_are_the_same_however_they_are_cut(end: bytes) -> None:
     for at in range(1, len(stream)):
         assert await events_of([stream[:at], stream[at:]]) == expected
     assert await events_of([stream[at : at + 1] for at in range(len(stream))]) == expected
+
+
+ESCAPES = "a\x1b[2J\x9b31m\u202e\u200f\u061cb"
+
+
+async def test_conform_and_load_show_what_a_server_hides(
+    answering: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = json.dumps({"error": {"message": ESCAPES}}, ensure_ascii=False).encode()
+    origin = await answering(b"HTTP/1.1 400 No\r\nConnection: close\r\n\r\n" + body)
+    url = f"http://{origin.authority}/v1"
+    commands = (
+        ["load", "--base-url", url],
+        ["load", "--base-url", url, "--model", "m"],
+        ["conform", "--base-url", url],
+        ["conform", "--base-url", url, "--model", "m", "--only", "models.list"],
+    )
+    for command in commands:
+        assert await trio.to_thread.run_sync(main, command) != 0
+        printed = "".join(capsys.readouterr())
+        assert "\\x9b31m\\u202e\\u200f\\u061cb" in printed
+        assert not set("\x1b\x9b\u202e\u200f\u061c") & set(printed)

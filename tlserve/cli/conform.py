@@ -15,6 +15,7 @@ import trio
 from tlserve.cli.arguments import add_target_options, from_environment, new_parser, positive_float
 from tlserve.cli.progress import Progress
 from tlserve.cli.refusal import URL_VARIABLE, refusal
+from tlserve.cli.terminal import one_line, visible
 from tlserve.conform import report
 from tlserve.conform.case import Case, Failed
 from tlserve.conform.catalogue import ALL_CASES
@@ -50,9 +51,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         target, results = trio.run(_conform, arguments, cases, api, health)
     except NoServer as error:
-        print(f"trio-tlserve conform: {error}", file=sys.stderr)
+        print(f"trio-tlserve conform: {one_line(str(error))}", file=sys.stderr)
         return 2
-    print(report.table(results))
+    print(visible(report.table(results)))
     about = {"base_url": arguments.base_url, "model": target.model, "level": arguments.level}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.as_document(results, about), indent=2) + "\n", encoding="utf-8")

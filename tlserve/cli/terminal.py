@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import io
 import os
+import unicodedata
 from typing import TextIO
 
-# C0 but tab and newline, DEL and C1, marks that reorder what is around them, halves of a surrogate pair.
-_CONTROLS = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
-_VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
-_VISIBLE |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}
+# Controls, format characters (which turn direction around or take no place), line separators, half surrogate pairs.
+_HIDDEN = {"Cc", "Cf", "Zl", "Zp", "Cs"}
+_PLAIN = "\t\n\u200c\u200d"  # the last two join letters of Persian and of India, and emoji
+
+
+class _Visible(dict[int, str | int]):
+    """What each character is shown as, found out when it first comes."""
+
+    def __missing__(self, code: int) -> str | int:
+        character = chr(code)
+        is_hidden = unicodedata.category(character) in _HIDDEN and character not in _PLAIN
+        width, letter = (2, "x") if code < 0x100 else (4, "u") if code < 0x10000 else (8, "U")
+        self[code] = shown = f"\\{letter}{code:0{width}x}" if is_hidden else code
+        return shown
+
+
+_VISIBLE = _Visible()
 
 BOLD, DIM, RED = "1", "2", "31"
 
 
 def visible(text: str) -> str:
-    """``text`` with every control character spelled out, as ``\\x1b``."""
+    """``text`` with every control and format character spelled out, as ``\\x1b``."""
     return text.translate(_VISIBLE)
 
 
