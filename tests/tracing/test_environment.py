@@ -11,12 +11,26 @@ import pytest
 from tests.client import post
 from tests.tracing.collector import collecting_http
 from tlserve import ServeConfig, serve
-from tlserve.tracing.environment import endpoint_variable, is_wanted, protocol
+from tlserve.tracing.environment import endpoint, endpoint_variable, is_wanted, protocol
 
 SUCC = Path(__file__).parents[2] / "fixtures" / "succ"
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 OF_TRACES = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}
 CHAT = {"model": "succ", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+        ("https://user:secret@collector", "https://collector"),
+        ("https://collector/x?token=secret", "https://collector/x"),
+        ("user:secret@collector:4317", "collector:4317"),
+        ("http://collector/a@b", "http://collector/a@b"),
+    ],
+)
+def test_the_endpoint_is_shown_without_what_is_secret(url: str, shown: str) -> None:
+    assert endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": url}) == shown
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_collector_that_is_away_is_told_once_and_again_when_it_is_back(
     caplog.set_level("INFO")
     spans: list[Any] = [object()]
     fake = FakeExporter()
-    exporter = ReportingExporter(fake)
+    exporter = ReportingExporter(fake, "http://collector")
     exporter.export(spans)
     fake.is_up = False
     for _ in range(10):
@@ -97,14 +97,14 @@ def test_a_collector_that_is_away_is_told_once_and_again_when_it_is_back(
 def test_the_log_of_other_exporters_in_the_process_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeExporter()
     fake.is_up = False
-    ReportingExporter(fake).export([])
+    ReportingExporter(fake, "http://collector").export([])
     fake.export([])
     assert [record.name for record in caplog.records] == ["tlserve", EXPORTER_LOGGER]
 
 
 def test_an_exporter_is_shut_down_once_and_then_sends_nothing() -> None:
     fake = FakeExporter()
-    exporter = ReportingExporter(fake)
+    exporter = ReportingExporter(fake, "http://collector")
     exporter.shutdown()
     exporter.shutdown()
     assert fake.num_shutdowns == 1
@@ -114,7 +114,7 @@ def test_an_exporter_is_shut_down_once_and_then_sends_nothing() -> None:
 def test_what_was_lost_without_a_line_gets_one_at_the_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     spans: list[Any] = [object()]
     fake = FakeExporter()
-    exporter = ReportingExporter(fake)
+    exporter = ReportingExporter(fake, "http://collector")
     exporter.report_rest()
     assert lines(caplog) == []
     fake.is_up = False
@@ -124,6 +124,23 @@ def test_what_was_lost_without_a_line_gets_one_at_the_end(clock: Clock, caplog: 
     exporter.export(spans * 3)
     exporter.report_rest()
     assert lines(caplog) == [("traces cannot be sent", 1), ("traces cannot be sent", 5)]
+
+
+def test_of_an_exception_the_log_has_what_is_at_its_root(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrapping(FakeExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            try:
+                try:
+                    raise ConnectionRefusedError(111, "Connection refused")
+                except OSError as error:
+                    raise ValueError("<Pool object at 0x7f>: Max retries exceeded") from error
+            except ValueError as error:
+                logging.getLogger(EXPORTER_LOGGER).warning("Transient error %s", error)
+            return SpanExportResult.FAILURE
+
+    ReportingExporter(Wrapping(), "http://collector:4318").export([])
+    fields = vars(caplog.records[-1])
+    assert (fields["endpoint"], fields["reason"]) == ("http://collector:4318", "Connection refused")
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -81,7 +81,14 @@ async def test_a_server_whose_tracing_is_broken_answers(
 
 
 def test_attributes_are_bounded_and_typed() -> None:
-    many: dict[str, Attribute] = {"text": "a" * 300, "lone": "\ud800", "big": 2**63, "small": -(10**900), "yes": True, "half": 0.5}
+    many: dict[str, Attribute] = {
+        "text": "a" * 300,
+        "lone": "\ud800",
+        "big": 2**63,
+        "small": -(10**900),
+        "yes": True,
+        "half": 0.5,
+    }
     assert bounded({**many, "list": ("b" * 300,) * 200}) == {
         "text": "a" * MAX_TEXT,
         "lone": "?",

@@ -5,6 +5,7 @@ What is not read here (headers, certificates, compression, sampling, batching, l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 # The variables of one signal go before those of all; an empty one counts as unset.
@@ -23,6 +24,12 @@ def is_wanted(env: Mapping[str, str]) -> bool:
 def endpoint_variable(env: Mapping[str, str]) -> str | None:
     """The variable that names the collector."""
     return next((name for name in _ENDPOINTS if env.get(name)), None)
+
+
+def endpoint(env: Mapping[str, str]) -> str:
+    """The address of the collector as it may be shown: without a password and without a query."""
+    url = env.get(endpoint_variable(env) or "", "")
+    return re.sub(r"^(\w+://)?[^/@]*@", r"\1", url).partition("?")[0]
 
 
 def protocol(env: Mapping[str, str]) -> str:

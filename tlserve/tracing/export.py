@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Tracer
 
 from tlserve.log import LOGGER
-from tlserve.tracing.environment import protocol
+from tlserve.tracing.environment import endpoint, protocol
 
 NAME: Final = "trio-tlserve"
 FLUSH_TIMEOUT: Final = 3.0  # seconds
@@ -35,10 +35,10 @@ REPORT_INTERVAL: Final = 60.0  # seconds
 class Export:
     """What makes spans, and sends them."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         """Starts the thread. Raises what the SDK raises for variables that it cannot read."""
         provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._exporter = ReportingExporter(exporter)
+        self._exporter = ReportingExporter(exporter, endpoint)
         self._processor = BatchSpanProcessor(self._exporter)  # the thread, when nothing can be refused any more
         provider.add_span_processor(self._processor)
         self.tracer: Tracer = provider.get_tracer("tlserve", version(NAME))
@@ -46,7 +46,7 @@ class Export:
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Export:
         """With the exporter of the protocol in ``env``. Raises ValueError, ImportError or what the libraries raise."""
-        return cls(_exporter(protocol(env)))
+        return cls(_exporter(protocol(env)), endpoint(env))
 
     async def aclose(self) -> None:
         """Send what is left and end the thread.
@@ -71,10 +71,12 @@ class Export:
 class ReportingExporter(SpanExporter):
     """Sends through another exporter, and says in the log when that fails and when it works again."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+        """``endpoint`` is what the log calls the collector."""
         for name in _LOGGERS:
             logging.getLogger(name).addFilter(_CAPTURE)
         self._exporter = exporter
+        self._endpoint = endpoint
         self._num_lost = 0  # spans, since the last line of the log
         self._reported_at: float | None = None  # the last line that was no good news; None when all is well
         self._is_shut_down = False
@@ -110,7 +112,8 @@ class ReportingExporter(SpanExporter):
             self._reported_at = now
 
     def _say_lost(self, reason: str) -> None:
-        LOGGER.warning("traces cannot be sent", extra={"spans_lost": self._num_lost, "reason": reason})
+        fields = {"endpoint": self._endpoint, "reason": reason, "spans_lost": self._num_lost}
+        LOGGER.warning("traces cannot be sent", extra=fields)
         self._num_lost = 0
 
     def _report_success(self) -> None:
@@ -156,8 +159,22 @@ class _Capture(logging.Filter):
         lines: list[str] | None = getattr(self._thread, "lines", None)
         if lines is None:
             return True
-        lines.append(record.getMessage())
+        lines.append(_reason(record))
         return False
+
+
+def _reason(record: logging.LogRecord) -> str:
+    """What the libraries say; of an exception only what is at its root, which they wrap three times."""
+    for value in record.args if isinstance(record.args, tuple) else ():
+        if isinstance(value, BaseException):
+            return _root(value)
+    return record.getMessage()
+
+
+def _root(error: BaseException) -> str:
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 _CAPTURE: Final = _Capture()
