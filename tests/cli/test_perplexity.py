@@ -68,6 +68,13 @@ def test_a_text_of_less_than_two_chunks_is_refused() -> None:
         cut(range(7), 4, None)
 
 
+def test_a_text_too_short_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perplexity, "load", lambda *arguments: pytest.fail("loaded"))
+    (tmp_path / "text").write_text("short")
+    with pytest.raises(ConfigError, match="a context of 512 needs 1024 or more"):
+        perplexity.main(["--model-dir", str(TINY), str(tmp_path / "text")])
+
+
 def test_a_text_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.txt"):
         perplexity.main(["--model-dir", str(TINY), str(tmp_path / "none.txt")])

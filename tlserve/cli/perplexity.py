@@ -20,7 +20,7 @@ from tlserve.cli.arguments import add_engine_options, engine_config, new_parser,
 from tlserve.cli.progress import Progress
 from tlserve.engine.step_batch import Model
 from tlserve.errors import ConfigError
-from tlserve.loading import load
+from tlserve.loading import load, open_model
 from tlserve.model.batch import Batch
 
 # Scored tokens of one step: a row of logits takes 4 bytes for each token of the vocabulary.
@@ -46,11 +46,11 @@ def main(argv: Sequence[str]) -> int:
         block_size=BLOCK_SIZE,
         num_blocks=-(-arguments.ctx_size // BLOCK_SIZE),
     )
+    tokenizer = open_model(config).chat_encoder.tokenizer  # a text too short is refused before weights are read
+    ids = tokenizer.encode(text, add_special_tokens=True, parse_special=False)
+    bos_id = tokenizer.bos_id if tokenizer.adds_bos else None
+    chunks = cut(ids, arguments.ctx_size, bos_id)[: arguments.chunks]
     with Progress() as progress, closing(load(config, progress)) as loaded:
-        tokenizer = loaded.chat_encoder.tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=True, parse_special=False)
-        bos_id = tokenizer.bos_id if tokenizer.adds_bos else None
-        chunks = cut(ids, arguments.ctx_size, bos_id)[: arguments.chunks]
         estimate = _score(loaded.runners[0], chunks, progress)
     figures = {"ppl": estimate.ppl, "error": estimate.error, "num_tokens": estimate.count, "chunks": len(chunks)}
     final = f"Final estimate: PPL = {estimate.ppl:.4f} +/- {estimate.error:.5f}"
