@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 
@@ -11,14 +10,13 @@ from prometheus_client import CollectorRegistry, Histogram, Info, Metric, Proces
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from tlserve.metrics.accept import preferred
 from tlserve.metrics.engine import EngineMetrics, Stats
 from tlserve.metrics.requests import RequestMetrics
 
 # Seconds: the steps of a tiny model take a tenth of a millisecond, a long prompt on a large one takes many seconds.
 STEP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-# An Accept of other characters than these counts as none: the version in it comes back in the Content-Type.
-_ACCEPT = re.compile(r"[A-Za-z0-9 \t.,;=*/+_-]*\Z")
 OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -53,10 +51,7 @@ class Metrics:
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """The page and its Content-Type: OpenMetrics with exemplars when ``accept`` asks for it, else plain text."""
-        try:
-            encode, content_type = choose_encoder(accept if _ACCEPT.match(accept) else "")
-        except TypeError:  # of a version that is no number
-            encode, content_type = choose_encoder("")
+        encode, content_type = choose_encoder(preferred(accept))
         is_open = content_type.startswith(OPEN_METRICS)
         return encode(self._registry if is_open else _WithoutCreated(self._registry)), content_type
 
