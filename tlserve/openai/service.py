@@ -27,7 +27,7 @@ MAX_THREADS = 2
 # Bodies above this, which may keep a thread busy for seconds, wait for each other and for nobody else.
 LARGE_BYTES = 256 * 1024
 
-_PRIORITY = re.compile(r"[+-]?[0-9]{1,3}\Z", re.ASCII)
+_PRIORITY = re.compile(r"[+-]?[0-9]{1,3}")
 
 
 class Outputs(Protocol):
@@ -105,7 +105,7 @@ def read_priority(request: Request) -> int:
     if len(values) > 1:
         raise InvalidRequest(f"X-TL-Priority must be given once, got {len(values)} of it", param="X-TL-Priority")
     (value,) = values
-    if not _PRIORITY.match(value.strip()) or abs(int(value)) > 100:
+    if not _PRIORITY.fullmatch(value) or abs(int(value)) > 100:
         raise InvalidRequest(
             f"X-TL-Priority must be an integer from -100 to 100, got {shown(value)}", param="X-TL-Priority"
         )
