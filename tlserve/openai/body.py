@@ -89,9 +89,10 @@ def shown(value: object) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return "an object"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 64:
-        return "a number past 64 bits"
-    text = msgspec.json.encode(value[: MAX_SHOWN + 1] if isinstance(value, str) else value).decode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        text = str(value)  # msgspec writes none past 64 bits
+    else:
+        text = msgspec.json.encode(value[: MAX_SHOWN + 1] if isinstance(value, str) else value).decode()
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
