@@ -107,9 +107,15 @@ def add_target_options(options: argparse._ActionsContainer) -> None:
     """Which model of a running server, and the key to it; ``--base-url`` is added by each command in its own way."""
     options.add_argument("--model", metavar="ID", help="default: the first of /v1/models")
     key = from_environment(KEY_VARIABLE)
-    options.add_argument(
-        "--api-key", metavar="KEY", default=key, help=f"sent as a bearer token; default: ${KEY_VARIABLE}"
-    )
+    what = f"sent as a bearer token; default: ${KEY_VARIABLE}"
+    options.add_argument("--api-key", type=_bearer_token, metavar="KEY", default=key, help=what)
+
+
+def _bearer_token(text: str) -> str:
+    """What a header can carry. The message does not quote a secret."""
+    if not all("!" <= character <= "~" for character in text):
+        raise argparse.ArgumentTypeError(f"a key, also that of ${KEY_VARIABLE}, is ASCII without spaces or line ends")
+    return text
 
 
 def from_environment(name: str) -> str | None:

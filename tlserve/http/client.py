@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -17,8 +19,20 @@ MAX_REPLY = 8 << 20  # bytes of a reply that is read whole; none that a client a
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+_URL_TEXT = re.compile(r"[!-~]*")
+_HOST_NAME = re.compile(r"(?=.{1,254}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
+
+
 class ConnectionFailed(Exception):
     """There is no connection, it broke, or what came is not HTTP. The message says which."""
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be looked up: labels of up to 63 characters, or an IPv6 address."""
+    try:
+        return bool(_HOST_NAME.fullmatch(host) or ipaddress.IPv6Address(host))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +46,25 @@ class Origin:
 
     @classmethod
     def parse(cls, url: str) -> Origin:
-        """Raises ValueError for anything but an http or https URL with a host."""
-        parts = urlsplit(url)
+        """Raises ValueError for anything but an http or https URL of a host, perhaps a port, and a path."""
+        if not _URL_TEXT.fullmatch(url):  # urlsplit leaves line ends out and says nothing
+            raise ValueError(f"{url!r} is not a URL: it is ASCII without spaces")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"{url!r} is not a URL: {error}") from None
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// or https:// URL")
-        port = parts.port or _DEFAULT_PORTS[parts.scheme]
-        return cls(parts.hostname, port, parts.scheme == "https", parts.path.rstrip("/"))
+        if not _is_host(parts.hostname):
+            raise ValueError(f"{url!r}: {parts.hostname!r} is neither a host name nor an IP address")
+        if port == 0:
+            raise ValueError(f"{url!r}: a port is from 1 to 65535")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(f"{url!r}: it may have no user, query or fragment")
+        return cls(
+            parts.hostname, port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https", parts.path.rstrip("/")
+        )
 
     @property
     def authority(self) -> str:
