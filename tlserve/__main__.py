@@ -14,6 +14,7 @@ from tlserve.errors import ConfigError, ExitError
 
 HELP = (
     """usage: trio-tlserve runtime.toml
+       trio-tlserve --model-dir PATH
        trio-tlserve COMMAND ...
 
 An OpenAI-compatible server for a model on a CPU.
@@ -24,8 +25,7 @@ An OpenAI-compatible server for a model on a CPU.
     )
     + """
 examples:
-  echo '[engine]
-  model_dir = "path/to/model.gguf"' > runtime.toml
+  trio-tlserve config --model-dir path/to/model.gguf > runtime.toml
   trio-tlserve check runtime.toml   # would it start, and what fits?
   trio-tlserve runtime.toml         # serve it on http://127.0.0.1:8000/v1
   trio-tlserve chat --model-dir path/to/model.gguf
