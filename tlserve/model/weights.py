@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tlserve.errors import ModelError
 from tlserve.kernels import pack
 from tlserve.kernels.attention import attention_addresses, attention_leaves
 from tlserve.kernels.jit import compile_all
@@ -32,7 +33,7 @@ from tlserve.model.config import ModelConfig, inverse_frequencies
 from tlserve.model.layout import EMBEDDING, FINAL_NORM, HEAD
 from tlserve.model.memory import check_fits
 from tlserve.model.quants import dequantise, dequantise_rows
-from tlserve.model.tensors import Format, Tensor
+from tlserve.model.tensors import Tensor
 
 Precision = Literal["auto", "f32", "q8", "q4"]
 Progress = Callable[[str, int, int], None]  # what, done, in all
@@ -85,7 +86,8 @@ def load_weights(
     """Compile the kernels that a model needs, and pack its tensors with so many threads.
 
     The files' pages are given back to the system as they have been read. ``progress`` is told kernels, then bytes,
-    in the caller's thread; what it raises ends the packing. Raises ConfigError when the weights do not fit in memory.
+    in the caller's thread; what it raises ends the packing. Raises ConfigError when the weights do not fit in memory,
+    ModelError naming the tensor when one cannot be quantised.
     """
     placed = _place(checkpoint, precision)
     codes = sorted({item.layout.code for item in placed.values() if item.layout})
@@ -183,18 +185,22 @@ def _fill_rows(arena: NDArray[np.uint8], item: _Placed, rows: slice) -> int:
     columns = tensor.shape[1]
     at = item.at + layout.packed_bytes(rows.start, columns)
     stored = tensor.stored[rows] if tensor.row_order is None else tensor.stored[tensor.row_order[rows]]
-    pack.pack(layout, _converted(stored, tensor.format, layout), columns, arena, at)
+    pack.pack(layout, _converted(tensor, stored, layout), columns, arena, at)
     if tensor.row_order is None:
         _release(stored)
     return layout.packed_bytes(rows.stop - rows.start, columns)
 
 
-def _converted(stored: NDArray[np.uint8], format: Format, layout: Layout) -> NDArray[np.uint8]:
-    """Rows of a file as rows of the layout's own format."""
-    if layout is LAYOUTS[format.name]:
+def _converted(tensor: Tensor, stored: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
+    """Some of a tensor's rows as rows of the layout's own format. Raises ModelError for what it cannot hold."""
+    if layout is LAYOUTS[tensor.format.name]:
         return stored
-    values = dequantise_rows(stored, format)
-    return values.view(np.uint8) if layout is LAYOUTS["F32"] else pack.quantise_rows(values, layout)
+    values = dequantise_rows(stored, tensor.format)
+    if layout is LAYOUTS["F32"]:
+        return values.view(np.uint8)
+    if not np.isfinite(values).all():  # one such number would become the scale of its block
+        raise ModelError(f"{tensor.name}: has numbers that are not finite, which cannot be quantised")
+    return pack.quantise_rows(values, layout)
 
 
 def _release(array: NDArray[np.uint8]) -> None:

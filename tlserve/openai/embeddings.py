@@ -11,7 +11,7 @@ import trio
 from numpy.typing import NDArray
 
 from tlserve.engine.request import GenRequest, PooledOut
-from tlserve.errors import ContextLengthExceeded, Overloaded, UnsupportedParameter
+from tlserve.errors import ContextLengthExceeded, InternalFault, Overloaded, UnsupportedParameter
 from tlserve.http.messages import Note, Reply, Request, Response
 from tlserve.http.trace import Trace
 from tlserve.openai import prepare, schema
@@ -115,7 +115,12 @@ def _tell(trace: Trace, service: Service, spec: EmbeddingSpec, notes: Mapping[st
 
 
 def _encoded(embedding: NDArray[np.float32], encoding_format: str) -> msgspec.Raw:
-    """Base64 is of the little-endian float32s; the decimal form gives the same values back."""
+    """Base64 is of the little-endian float32s; the decimal form gives the same values back.
+
+    Raises InternalFault for values that are not finite: JSON has none such, and no index takes them.
+    """
+    if not np.isfinite(embedding).all():
+        raise InternalFault("the model's hidden states are not finite")
     if encoding_format == "base64":
         return msgspec.Raw(msgspec.json.encode(base64.b64encode(embedding.astype("<f4").tobytes()).decode()))
     return msgspec.Raw(msgspec.json.encode(embedding.tolist()))
