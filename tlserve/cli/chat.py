@@ -26,9 +26,10 @@ from tlserve.cli.arguments import (
 )
 from tlserve.cli.chat_session import Session
 from tlserve.cli.load_target import TargetError, find_model
+from tlserve.cli.process import survive_lost_stderr
 from tlserve.cli.progress import Progress
 from tlserve.cli.refusal import URL_VARIABLE
-from tlserve.cli.terminal import Terminal, one_line
+from tlserve.cli.terminal import Terminal, one_line, output
 from tlserve.config import ServeConfig
 from tlserve.errors import ConfigError
 from tlserve.http.client import ConnectionFailed
@@ -51,6 +52,10 @@ EXAMPLES = (
 
 def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
+    survive_lost_stderr()
+    out, err = output(), Terminal(sys.stderr)
+    if sys.stdin is None:
+        return _fail("stdin is closed")
     headers = (("Authorization", f"Bearer {arguments.api_key}"),) if arguments.api_key else ()
     with _base_url(arguments) as base_url:
         origin = api_origin(parser(), base_url)
@@ -60,7 +65,6 @@ def main(argv: Sequence[str]) -> int:
             is_away = arguments.base_url is None and isinstance(error.__context__, ConnectionFailed)
             hint = "; --base-url, --model-dir or a runtime.toml names another server or model" if is_away else ""
             return _fail(one_line(str(error)) + hint)
-        out, err = Terminal(sys.stdout), Terminal(sys.stderr)
         return _converse(Session(origin, headers, _settings(arguments, model), out, err, system=arguments.system))
 
 
@@ -125,6 +129,8 @@ def _converse(session: Session) -> int:
         text = sys.stdin.buffer.read().decode().strip()
     except UnicodeDecodeError as error:
         return _fail(f"stdin is not UTF-8 at byte {error.start}")
+    except OSError as error:
+        return _fail(f"stdin: {error.strerror}")
     failure = session.answer(text) if text else "stdin is empty"
     return _fail(failure) if failure else 0
 

@@ -15,7 +15,7 @@ import trio
 from tlserve.cli.arguments import add_target_options, from_environment, new_parser, positive_float
 from tlserve.cli.progress import Progress
 from tlserve.cli.refusal import URL_VARIABLE, refusal
-from tlserve.cli.terminal import one_line, visible
+from tlserve.cli.terminal import one_line, output, visible
 from tlserve.conform import report
 from tlserve.conform.case import Case, Failed
 from tlserve.conform.catalogue import ALL_CASES
@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
     parsing = parser()
     arguments = parsing.parse_args(argv)
     cases = _chosen(parsing, arguments)
+    out = output()
     if arguments.list:
-        print(report.listing(cases))
+        out.write(report.listing(cases) + "\n")
         return 0
     api, health = _origins(parsing, arguments)
     _check_writable(parsing, [path for path in (arguments.junit, arguments.json) if path is not None])
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     except NoServer as error:
         print(f"trio-tlserve conform: {one_line(str(error))}", file=sys.stderr)
         return 2
-    print(visible(report.table(results)))
+    out.write(visible(report.table(results)) + "\n")
     about = {"base_url": arguments.base_url, "model": target.model, "level": arguments.level}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report.as_document(results, about), indent=2) + "\n", encoding="utf-8")

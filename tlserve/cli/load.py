@@ -28,7 +28,7 @@ from tlserve.cli.load_run import Plan, probe, run_load
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.progress import Progress
 from tlserve.cli.refusal import URL_VARIABLE
-from tlserve.cli.terminal import one_line
+from tlserve.cli.terminal import one_line, output
 from tlserve.http.client import Origin
 
 DESCRIPTION = """Stream answers from an OpenAI-compatible server and report tokens/s, time to first token, time
@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     plot.check_option(parser(), arguments)
     origin = api_origin(parser(), arguments.base_url)
     plan = _plan(arguments)
+    out = output()
     answers: list[Answer] = []
     try:
         target = trio.run(_measure, arguments, origin, plan, answers)
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"trio-tlserve load: {one_line(str(error))}", file=sys.stderr)
         return 1
     summary = {"base_url": arguments.base_url, "model": target.model, **_settings(arguments), **summarise(answers)}
-    print(json.dumps(summary, indent=2) if arguments.json else table(summary))
+    out.write((json.dumps(summary, indent=2) if arguments.json else table(summary)) + "\n")
     if arguments.plot is not None:
         plot.plot_load(arguments.plot, answers)
     return 0 if summary["num_complete"] else 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import unicodedata
 from typing import TextIO
+
+from tlserve.errors import ExitError
 
 # Controls, format characters (which turn direction around or take no place), line separators, half surrogate pairs.
 _HIDDEN = {"Cc", "Cf", "Zl", "Zp", "Cs"}
@@ -38,6 +41,19 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+class OutputLost(ExitError):
+    """There is no stdout, or it takes nothing more."""
+
+    exit_status = 1
+
+
+def output() -> Terminal:
+    """Where results go. Raises OutputLost where the command was started without it."""
+    if sys.stdout is None:
+        raise OutputLost("stdout is closed")
+    return Terminal(sys.stdout)
+
+
 class Terminal:
     """Where a command writes: on a terminal controls are made visible and colours may be used, elsewhere neither."""
 
@@ -49,14 +65,12 @@ class Terminal:
         self._has_colour = self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def write(self, text: str) -> None:
-        """Text of others, as it is in a file or a pipe."""
-        self._stream.write(visible(text) if self.is_terminal else text)
-        self._stream.flush()
+        """Text of others, as it is in a file or a pipe. Raises OutputLost; BrokenPipeError when its reader is gone."""
+        self._put(visible(text) if self.is_terminal else text)
 
     def say(self, text: str, style: str = DIM) -> None:
-        """A line of ours, which may quote others."""
-        self._stream.write(self.styled(visible(text), style) + "\n")
-        self._stream.flush()
+        """A line of ours, which may quote others. Raises as ``write`` does."""
+        self._put(self.styled(visible(text), style) + "\n")
 
     def prompt(self, text: str) -> str:
         """For ``input``: readline is told which characters take no place."""
@@ -64,3 +78,20 @@ class Terminal:
 
     def styled(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._has_colour else text
+
+    def _put(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            _discard(self._stream)
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise OutputLost(f"{self._stream.name.strip('<>')}: {error.strerror}") from None
+
+
+def _discard(stream: TextIO) -> None:
+    """What is still in its buffer would fail once more, and with a traceback, when the process ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
