@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from tlserve.__main__ import main
+from tlserve.cli import chat_turn
 from tlserve.cli.chat_session import Session
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.refusal import refusal
@@ -122,6 +123,21 @@ async def test_an_event_without_an_end_is_given_up(answering: Answering) -> None
 async def test_a_reason_without_an_end_is_given_up(answering: Answering) -> None:
     origin = await answering(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65_536, for_ever=True)
     assert (await talk(origin, "one"))[1] == "the reply is longer than 8388608 bytes\n"
+
+
+async def test_a_reason_that_does_not_come_is_not_waited_for(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begin(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 503 No\r\n\r\nbecause")
+        await trio.sleep_forever()
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, begin, listeners)
+    monkeypatch.setattr(chat_turn, "REFUSAL_TIMEOUT", 0.1)
+    origin = Origin("127.0.0.1", listeners[0].socket.getsockname()[1], False, "/v1")
+    assert (await talk(origin, "one"))[1] == "503: no reason came\n"
 
 
 @pytest.mark.parametrize(
