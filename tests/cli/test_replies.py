@@ -158,6 +158,15 @@ async def test_a_measured_server_may_say_anything(answering: Answering, data: by
     assert answer.error == error
 
 
+async def test_a_measured_server_whose_reason_has_no_end_is_told_so(
+    answering: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = await answering(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65_536, for_ever=True)
+    command = ["load", "--base-url", f"http://{origin.authority}/v1", "--model", "m"]
+    assert await trio.to_thread.run_sync(main, command) == 1
+    assert capsys.readouterr().err.endswith("1 token failed: the reply is longer than 8388608 bytes\n")
+
+
 @pytest.mark.parametrize("body", [DEEP, b'{"data":[]}', b'{"data":[{"id":5}]}', b"", b"\xff"])
 async def test_a_list_of_models_that_is_none_is_said_to_be_so(answering: Answering, body: bytes) -> None:
     with pytest.raises(TargetError, match=r"^GET /v1/models names no model; name it with --model$"):

@@ -33,7 +33,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     error: str | None = None  # "429", "connection", "timeout", ...; None: complete
-    detail: str = ""  # the status again with what the server said, where it is not 200
+    detail: str = ""  # of a status that is not 200 what the server said, of a connection what broke it
 
     @property
     def ttft(self) -> float:
@@ -60,8 +60,8 @@ class Target:
         with trio.move_on_after(self.timeout) as deadline:
             try:
                 await self._stream(connection, answer, self.body(prompt, max_tokens))
-            except ConnectionFailed:
-                answer.error = "connection"
+            except ConnectionFailed as error:
+                answer.error, answer.detail = "connection", str(error)
             except NotThisApi:
                 answer.error = "not a chunk of this API"
         if deadline.cancelled_caught:
