@@ -138,7 +138,7 @@ def test_a_model_id_is_printable_and_bounded(bad: str) -> None:
 def test_a_model_id_that_is_no_text_is_refused_wherever_it_comes_from() -> None:
     with pytest.raises(ConfigError, match=r"^model_id = .* printable characters$"):
         read("", TL_ENGINE__MODEL_ID="\udcff")
-    with pytest.raises(ConfigError, match=r"^model_id = .* printable characters$"):
+    with pytest.raises(ConfigError, match=r"^model_id = .* \(from model_dir\): must be .* printable characters$"):
         ServeConfig.for_model("models/\udcff")
     assert ServeConfig.for_model("models/\udcff", model_id="a").model_id == "a"
 

@@ -117,9 +117,10 @@ class ServeConfig:
     step_delay: float = field(default=0.0, compare=False)  # seconds slept in each step; for tests
 
     def __post_init__(self) -> None:
+        _check_model_id(self.model_id, "")
         if not self.model_id:
             object.__setattr__(self, "model_id", default_model_id(self.model_dir))
-        _check_model_id(self.model_id)
+            _check_model_id(self.model_id, " (from model_dir)")
         parse_listen(self.http_listen, "http_listen")
         parse_listen(self.health_listen, "health_listen")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -205,10 +206,10 @@ def _is_host(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _check_model_id(model_id: str) -> None:
+def _check_model_id(model_id: str, source: str) -> None:
     """It stands in every answer, in labels of metrics and on the terminal. Raises ConfigError."""
     if len(model_id) > MAX_ID_CHARS or not model_id.isprintable():  # which no lone surrogate is
-        raise ConfigError(f"model_id = {_shown(model_id)}: must be 1 to {MAX_ID_CHARS} printable characters")
+        raise ConfigError(f"model_id = {_shown(model_id)}{source}: must be 1 to {MAX_ID_CHARS} printable characters")
 
 
 def _keys(cls: type) -> dict[str, tuple[Any, Field[Any]]]:
