@@ -152,7 +152,7 @@ class ServeConfig:
             raise ConfigError(
                 f"{path}: is a model, not a configuration; give it as --model-dir {shlex.quote(str(path))}"
             )
-        data = read_regular_file(path, str(path), limit=MAX_FILE_BYTES)
+        data = read_regular_file(path, str(path), limit=MAX_FILE_BYTES, or_pipe=True)
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
