@@ -199,7 +199,7 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_model_len": 5000}, "max_model_len = 5000: the model supports up to 4096"),
         ({"api_keys_file": "/nowhere"}, "api_keys_file = '/nowhere': cannot be read: No such file or directory"),
         ({"cors_allow_origins": ["x"]}, "cors_allow_origins = 'x': must be "),
-        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "tls_cert = '/nowhere': No such file or directory"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "tls_cert = '/nowhere': cannot be read: No such file"),
     ],
 )
 def test_a_fault_of_the_configuration_is_one_line_and_2(

@@ -322,6 +322,8 @@ def _value(key: str, value: Any, annotation: Any, directory: Path) -> Any:
         return value
     if key == "speculative":
         given, value = value, value.as_toml() if isinstance(value, _EnvText) else value
+        if value is None:  # of a program, which TOML has no way to say
+            return None
         if not isinstance(value, dict):
             raise ConfigError(f"{_name(key, given)} = {_shown(value)}: must be a table")
         inner = _converted(value, _keys(SpeculativeConfig), directory, prefix="speculative.")

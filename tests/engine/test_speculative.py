@@ -207,7 +207,7 @@ def test_drafts_spend_only_what_is_left_of_the_budget() -> None:
     driver.step()
     driver.add(greedy([3] * 16, 2))
     driver.step()
-    assert driver.model.batches[-1].request_rows.tolist() == [0] * 3 + [1] * 9
+    assert driver.model.batches[-1].request_rows.tolist() == [0] * 5 + [1] * 7
 
 
 def test_a_draft_model_must_have_the_vocabulary_of_the_model() -> None:
