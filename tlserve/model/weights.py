@@ -181,14 +181,14 @@ def _fill_rows(arena: NDArray[np.uint8], item: _Placed, rows: slice) -> int:
     if layout is None:
         values = dequantise(tensor)
         arena[item.at : item.at + values.nbytes] = values.view(np.uint8)
-        return item.size
-    columns = tensor.shape[1]
-    at = item.at + layout.packed_bytes(rows.start, columns)
-    stored = tensor.stored[rows] if tensor.row_order is None else tensor.stored[tensor.row_order[rows]]
-    pack.pack(layout, _converted(tensor, stored, layout), columns, arena, at)
-    if tensor.row_order is None:
-        _release(stored)
-    return layout.packed_bytes(rows.stop - rows.start, columns)
+        size = item.size
+    else:
+        columns = tensor.shape[1]
+        at, size = (layout.packed_bytes(count, columns) for count in (rows.start, rows.stop - rows.start))
+        stored = tensor.stored[rows] if tensor.row_order is None else tensor.stored[tensor.row_order[rows]]
+        pack.pack(layout, _converted(tensor, stored, layout), columns, arena, item.at + at)
+    _release(tensor.stored[rows])  # in another order some are read once more, and come back by themselves
+    return size
 
 
 def _converted(tensor: Tensor, stored: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
