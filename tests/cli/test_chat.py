@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from tests.cli.fake_api import FakeApi, fake_api
 from tests.cli.terminal import CTRL_C, CTRL_D, on_terminal
+from tests.cli.typed import typed
 from tests.client import wait_for_metric
 from tests.command import COMMAND, ROOT, SUCC, config_text
 from tlserve import ServeConfig, serve, spawn
@@ -191,15 +192,7 @@ def talk(api: FakeApi) -> Talk:
         shown, said = io.StringIO() if out is None else out, io.StringIO()
         body = {"model": "fake", "max_tokens": 3} | settings
         session = Session(Origin.parse(api.base_url), (), body, Terminal(shown), Terminal(said))
-        waiting = iter(lines)
-
-        def read_line(prompt: str) -> str:
-            line = next(waiting, None)
-            if line is None:
-                raise EOFError
-            return line
-
-        await trio.to_thread.run_sync(session.talk, read_line)
+        await trio.to_thread.run_sync(session.talk, typed(*lines))
         return session, shown.getvalue(), said.getvalue()
 
     return talk

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.cli.typed import typed
 from tlserve.__main__ import main
 from tlserve.cli import chat_turn
 from tlserve.cli.chat_session import Session
@@ -95,15 +96,7 @@ async def talk(origin: Origin, *lines: str) -> tuple[str, str]:
     """What a session shows and what it complains of."""
     shown, said = io.StringIO(), io.StringIO()
     session = Session(origin, (), {"model": "m"}, Terminal(shown), Terminal(said))
-    waiting = iter(lines)
-
-    def read_line(prompt: str) -> str:
-        line = next(waiting, None)
-        if line is None:
-            raise EOFError
-        return line
-
-    await trio.to_thread.run_sync(session.talk, read_line)
+    await trio.to_thread.run_sync(session.talk, typed(*lines))
     return shown.getvalue(), said.getvalue()
 
 
