@@ -40,6 +40,7 @@ def _run(
         attend(
             kernels, q, at, row, stop - start, group, head_dim, start,
             kv, head * head_size, table, 0, block_size, block_stride, out, at, row, scratch,
+            (num_kv_heads - 1) * head_size, 0, num_tokens - 1,
         )  # fmt: skip
         start = stop
 

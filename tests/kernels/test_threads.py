@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tlserve.kernels.jit import jit
 from tlserve.kernels.threads import (
+    SHARES,
     Sync,
     Team,
     begin,
@@ -29,19 +30,19 @@ STAGES, PIECES = 20, 50
 
 
 @jit
-def _program(epoch: int, sync: Sync, sizes: Ints, out: Ints) -> None:
+def _program(epoch: int, share: int, sync: Sync, sizes: Ints, out: Ints) -> None:
     """Each piece of a stage writes one more than the largest that the stage before has written, and counts itself."""
     stages, pieces = sizes[0], sizes[1]
     if not is_current(sync, epoch):
         return
     for stage in range(stages):
-        piece = claim(sync, stage, epoch, pieces)
+        piece = claim(sync, stage, epoch, pieces, share)
         while piece >= 0:
             out[stage, piece, 0] = epoch
             for before in range(pieces if stage > 0 else 0):
                 out[stage, piece, 0] = max(out[stage, piece, 0], out[stage - 1, before, 0] + 1)
             out[stage, piece, 1] += 1
-            piece = finish(sync, stage, epoch, pieces)
+            piece = finish(sync, stage, epoch, pieces, share, piece)
         if not wait_stage(sync, stage, epoch, pieces):
             return
 
@@ -50,7 +51,7 @@ def _program(epoch: int, sync: Sync, sizes: Ints, out: Ints) -> None:
 def _run(thread: int, sync: Sync, sizes: Ints, out: Ints) -> None:
     if thread == 0:
         epoch = begin(sync)
-        _program(epoch, sync, sizes, out)
+        _program(epoch, thread % SHARES, sync, sizes, out)
         end(sync, epoch)
         return
     epoch = np.int64(0)
@@ -58,7 +59,7 @@ def _run(thread: int, sync: Sync, sizes: Ints, out: Ints) -> None:
         epoch = next_epoch(sync, epoch)
         if epoch < 0:
             return
-        _program(epoch, sync, sizes, out)
+        _program(epoch, thread % SHARES, sync, sizes, out)
 
 
 def _check_epoch(sync: Sync, sizes: Ints, out: Ints, stages: int, pieces: int) -> None:
@@ -103,14 +104,14 @@ def test_a_thread_of_a_past_epoch_claims_nothing_and_leaves() -> None:
     before, counters = out.copy(), sync.copy()
     sizes[:] = STAGES, PIECES  # what a later program will find
     for epoch in (1, 2):
-        _program(epoch, sync, sizes, out)
+        _program(epoch, 0, sync, sizes, out)
     np.testing.assert_array_equal(out, before)
     np.testing.assert_array_equal(sync, counters)
 
 
 @jit
 def _stages_of_a_late_thread(sync: Sync, epoch: int) -> tuple[int, bool]:
-    return claim(sync, 0, epoch, 4), wait_stage(sync, 0, epoch, 4)
+    return claim(sync, 0, epoch, 4, 1), wait_stage(sync, 0, epoch, 4)
 
 
 def test_a_thread_that_is_overtaken_inside_a_program_finds_no_piece() -> None:

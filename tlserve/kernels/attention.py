@@ -28,6 +28,7 @@ from tlserve.kernels.emit import (
     COLUMNS,
     F32,
     I8,
+    I32,
     I64,
     LANES,
     POINTER,
@@ -43,12 +44,13 @@ from tlserve.kernels.emit import (
     pointer_to,
 )
 from tlserve.kernels.jit import Leaf, inline, jit
-from tlserve.kernels.kv_cache import SUB_BLOCK, load_numbers, padded_head, sub_block_at, sub_block_bytes
+from tlserve.kernels.kv_cache import LINE, SUB_BLOCK, load_numbers, padded_head, sub_block_at, sub_block_bytes
 from tlserve.kernels.pointwise import exp16
 from tlserve.kernels.product import set_f32
 from tlserve.kernels.simd import (
     emit_fma,
     load_f32,
+    load_f32_first,
     max_lanes,
     maximum,
     prefetch,
@@ -65,16 +67,16 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 Tables = NDArray[np.int32]  # [requests, blocks of one]
 
-CHUNK = 64  # tokens between two looks at the largest score
-WIDTHS = (1, 4, 8, 16)  # queries that share a load of keys and values
+SUBS = 4
+CHUNK = SUBS * SUB_BLOCK  # tokens between two looks at the largest score
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # queries that share a load of keys and values
 WIDEST = 16
-LINE = 64  # bytes of a cache line: an f16 sub-block has as many as a head has dimensions
 NEVER = np.float32(-np.inf)
 
 
 def scratch_floats(head_dim: int) -> int:
     """Floats of scratch that attend needs."""
-    return WIDEST * (head_dim + CHUNK + padded_head(head_dim) + LANES) + 2 * LANES
+    return WIDEST * (2 * padded_head(head_dim) + CHUNK + LANES) + 3 * LANES
 
 
 # ---- tiles: a register for each of several queries ----
@@ -137,11 +139,35 @@ def scale_tile(b: Any, tile: list[Any], pointer: Any) -> list[Any]:
 # ---- one tile ----
 
 
-@inline
-def _find(table: int, position: int, block_size: int, block_stride: int, sub_bytes: int) -> int:
-    """The same, where ``table`` is the address of the blocks of a request."""
-    block = scalar_i32(table, 4 * (position // block_size))
-    return sub_block_at(block, position, block_size, block_stride, sub_bytes)
+@instruction(types.void, STATIC, POINTER, f32x16)
+def _scatter(b: Any, tile: Tile, pointer: Any, vector: Any) -> None:
+    """Lane i to the float that is ``i * queries`` floats after the pointer."""
+    for i, place in enumerate(_places(b, pointer, ir.Constant(I64, tile.queries), LANES)):
+        b.store(b.extract_element(vector, ir.Constant(I32, i)), pointer_to(b, place, F32), align=4)
+
+
+@instruction(types.int64, POINTER)
+def _get_address(b: Any, pointer: Any) -> Any:
+    return b.load(pointer_to(b, pointer, I64), align=8)
+
+
+@instruction(types.void, POINTER, types.int64)
+def _set_address(b: Any, pointer: Any, value: Any) -> None:
+    b.store(value, pointer_to(b, pointer, I64), align=8)
+
+
+@jit
+def _find_chunk(
+    places: int, kv: int, table: int, start: int, last: int, block_size: int, block_stride: int, sub_bytes: int
+) -> None:
+    """Writes the addresses of the sub-blocks of the chunk at ``start``; past ``last`` that of the last one again.
+
+    ``table`` is the address of the blocks of a request.
+    """
+    for j in range(SUBS):
+        position = min(start + j * SUB_BLOCK, last)
+        block = scalar_i32(table, 4 * (position // block_size))
+        _set_address(places, 8 * j, kv + sub_block_at(block, position, block_size, block_stride, sub_bytes))
 
 
 @jit
@@ -149,38 +175,52 @@ def _pack_queries(
     tile: Any, q: int, q_row: int, group: int, head_dim: int, first: int, count: int, packed: int
 ) -> None:
     """Dimension d of query first + i, scaled, as float d * queries + i; zero past ``count``."""
-    scale = np.float32(1.0) / np.float32(np.sqrt(np.float32(head_dim)))
+    scale = splat(np.float32(1.0) / np.float32(np.sqrt(np.float32(head_dim))))
     for i in range(tile.queries):
         at = (first + i) // group * q_row + 4 * ((first + i) % group * head_dim)
-        for d in range(head_dim):
-            value = scalar_f32(q, at + 4 * d) * scale if i < count else np.float32(0.0)
-            set_f32(packed, 4 * (d * tile.queries + i), value)
+        for d in range(0, head_dim, LANES):
+            size = head_dim - d if i < count else 0
+            vector = load_f32_first(q, at + 4 * d, np.int32(min(LANES, size))) * scale
+            _scatter(tile, packed, 4 * (d * tile.queries + i), vector)
 
 
 @inline
-def _score(tile: Any, packed: int, kv: int, head_dim: int, scores: int) -> None:
-    """Scores of every query and the 16 tokens of a sub-block."""
-    sums = zero_tile(tile)
-    for d in range(head_dim):
-        sums = fma_tile(sums, load_numbers(tile, kv, d * LANES * tile.number_bytes), packed, 4 * d * tile.queries, 1)
-    store_tile(sums, scores, 0, CHUNK)
+def _fetch(tile: Any, places: int, step: int, at: int) -> None:
+    """Asks for the ``step``th share of the sub-blocks' keys, or, ``at`` their values' place, of their values.
 
-
-@inline
-def _score_four(
-    tile: Any, packed: int, kv0: int, kv1: int, kv2: int, kv3: int, head_dim: int, scores: int,
-    next0: int, next1: int, next2: int, next3: int,
-) -> None:  # fmt: skip
-    """The same for four sub-blocks, so that a narrow tile has enough sums to wait for; fetches the next four.
-
-    Single tokens read the whole cache once, and blocks are too short for the hardware to see the stream.
+    The loops over a chunk's keys and values have as many steps as their heads have dimensions.
     """
+    first = step % 2 * 16
+    for j in range(0, 16, 8):
+        for line in range(tile.number_bytes // 2):
+            prefetch(_get_address(places, first + j) + at, (step // 2 * (tile.number_bytes // 2) + line) * LINE)
+
+
+@inline
+def _score(tile: Any, packed: int, places: int, j: int, head_dim: int, scores: int, following: int) -> None:
+    """Scores of every query and the 16 tokens of sub-block j; the first one fetches those that follow."""
+    sums, kv = zero_tile(tile), _get_address(places, 8 * j)
+    if j == 0 and tile.queries < WIDEST:
+        for d in range(head_dim):
+            _fetch(tile, following, d, 0)
+            _fetch(tile, following, d, padded_head(head_dim) * LANES * tile.number_bytes)
+            key = load_numbers(tile, kv, d * LANES * tile.number_bytes)
+            sums = fma_tile(sums, key, packed, 4 * d * tile.queries, 1)
+    else:
+        for d in range(head_dim):
+            key = load_numbers(tile, kv, d * LANES * tile.number_bytes)
+            sums = fma_tile(sums, key, packed, 4 * d * tile.queries, 1)
+    store_tile(sums, scores, 4 * j * LANES, CHUNK)
+
+
+@inline
+def _score_four(tile: Any, packed: int, places: int, head_dim: int, scores: int, following: int) -> None:
+    """The same for four sub-blocks, so that a narrow tile has enough sums to wait for."""
     sums0 = sums1 = sums2 = sums3 = zero_tile(tile)
+    kv0, kv1 = _get_address(places, 0), _get_address(places, 8)
+    kv2, kv3 = _get_address(places, 16), _get_address(places, 24)
     for d in range(head_dim):
-        prefetch(next0, d * LINE)
-        prefetch(next1, d * LINE)
-        prefetch(next2, d * LINE)
-        prefetch(next3, d * LINE)
+        _fetch(tile, following, d, 0)
         key, query = d * LANES * tile.number_bytes, 4 * d * tile.queries
         sums0 = fma_tile(sums0, load_numbers(tile, kv0, key), packed, query, 1)
         sums1 = fma_tile(sums1, load_numbers(tile, kv1, key), packed, query, 1)
@@ -215,47 +255,62 @@ def _soften(tile: Any, scores: int, num_subs: int, largest: int, decay: int, sum
 
 
 @inline
-def _add_values(tile: Any, kv: int, row_bytes: int, num_keys: int, scores: int, summed: int, decay: int) -> None:
+def _add_values(
+    tile: Any, places: int, at: int, row_bytes: int, num_keys: int, scores: int, summed: int, decay: int
+) -> None:
     """Adds the weighted values of ``num_keys`` tokens, 16 dimensions of them, to what was summed times ``decay``."""
     sums = scale_tile(load_tile(tile, summed, 0, LANES), decay, 0)
-    for key in range(num_keys):
-        sums = fma_tile(sums, load_numbers(tile, kv, key * row_bytes), scores, 4 * key, CHUNK)
+    for start in range(0, num_keys, SUB_BLOCK):
+        kv = _get_address(places, start // SUB_BLOCK * 8) + at
+        for key in range(min(SUB_BLOCK, num_keys - start)):
+            sums = fma_tile(sums, load_numbers(tile, kv, key * row_bytes), scores, 4 * (start + key), CHUNK)
     store_tile(sums, summed, 0, LANES)
 
 
 @inline
-def _add_values_four(tile: Any, kv: int, row_bytes: int, num_keys: int, scores: int, summed: int, decay: int) -> None:
+def _add_values_four(
+    tile: Any, places: int, at: int, row_bytes: int, num_keys: int, scores: int, summed: int, decay: int,
+    following: int, step: int,
+) -> None:  # fmt: skip
     """The same for 64 dimensions, so that a narrow tile has enough sums to wait for."""
-    step, bytes_ = 4 * tile.queries * LANES, LANES * tile.number_bytes
+    stride, bytes_ = 4 * tile.queries * LANES, LANES * tile.number_bytes
     sums0 = scale_tile(load_tile(tile, summed, 0, LANES), decay, 0)
-    sums1 = scale_tile(load_tile(tile, summed, step, LANES), decay, 0)
-    sums2 = scale_tile(load_tile(tile, summed, 2 * step, LANES), decay, 0)
-    sums3 = scale_tile(load_tile(tile, summed, 3 * step, LANES), decay, 0)
-    for key in range(num_keys):
-        at, weight = key * row_bytes, 4 * key
-        sums0 = fma_tile(sums0, load_numbers(tile, kv, at), scores, weight, CHUNK)
-        sums1 = fma_tile(sums1, load_numbers(tile, kv, at + bytes_), scores, weight, CHUNK)
-        sums2 = fma_tile(sums2, load_numbers(tile, kv, at + 2 * bytes_), scores, weight, CHUNK)
-        sums3 = fma_tile(sums3, load_numbers(tile, kv, at + 3 * bytes_), scores, weight, CHUNK)
+    sums1 = scale_tile(load_tile(tile, summed, stride, LANES), decay, 0)
+    sums2 = scale_tile(load_tile(tile, summed, 2 * stride, LANES), decay, 0)
+    sums3 = scale_tile(load_tile(tile, summed, 3 * stride, LANES), decay, 0)
+    for start in range(0, num_keys, SUB_BLOCK):
+        kv = _get_address(places, start // SUB_BLOCK * 8) + at
+        for key in range(min(SUB_BLOCK, num_keys - start)):
+            row, weight = key * row_bytes, 4 * (start + key)
+            if num_keys == CHUNK:
+                _fetch(tile, following, step + start + key, row_bytes * LANES)
+            sums0 = fma_tile(sums0, load_numbers(tile, kv, row), scores, weight, CHUNK)
+            sums1 = fma_tile(sums1, load_numbers(tile, kv, row + bytes_), scores, weight, CHUNK)
+            sums2 = fma_tile(sums2, load_numbers(tile, kv, row + 2 * bytes_), scores, weight, CHUNK)
+            sums3 = fma_tile(sums3, load_numbers(tile, kv, row + 3 * bytes_), scores, weight, CHUNK)
     store_tile(sums0, summed, 0, LANES)
-    store_tile(sums1, summed, step, LANES)
-    store_tile(sums2, summed, 2 * step, LANES)
-    store_tile(sums3, summed, 3 * step, LANES)
+    store_tile(sums1, summed, stride, LANES)
+    store_tile(sums2, summed, 2 * stride, LANES)
+    store_tile(sums3, summed, 3 * stride, LANES)
 
 
 @jit
-def _add_sub_block(tile: Any, kv: int, head_dim: int, num_keys: int, scores: int, summed: int, decay: int) -> None:
-    """Every dimension of the values of one sub-block."""
+def _add_chunk(
+    tile: Any, places: int, head_dim: int, num_keys: int, scores: int, summed: int, decay: int, following: int
+) -> None:
+    """Every dimension of the values of a chunk's tokens."""
     row = padded_head(head_dim)
     row_bytes, d = row * tile.number_bytes, 0
     if tile.queries <= 4:
         while d + 4 * LANES <= row:
-            at = kv + (LANES * row + d) * tile.number_bytes
-            _add_values_four(tile, at, row_bytes, num_keys, scores, summed + 4 * d * tile.queries, decay)
+            at = (LANES * row + d) * tile.number_bytes
+            _add_values_four(
+                tile, places, at, row_bytes, num_keys, scores, summed + 4 * d * tile.queries, decay, following, d
+            )
             d += 4 * LANES
     while d < row:
-        at = kv + (LANES * row + d) * tile.number_bytes
-        _add_values(tile, at, row_bytes, num_keys, scores, summed + 4 * d * tile.queries, decay)
+        at = (LANES * row + d) * tile.number_bytes
+        _add_values(tile, places, at, row_bytes, num_keys, scores, summed + 4 * d * tile.queries, decay)
         d += LANES
 
 
@@ -282,54 +337,51 @@ def _attend_tile(made_for: Tile) -> Callable[..., None]:
     def attend_tile(
         q: int, q_row: int, group: int, head_dim: int, first: int, count: int, position: int,
         kv: int, table: int, block_size: int, block_stride: int, out: int, out_row: int, scratch: int,
+        next_kv: int, next_table: int, next_last: int,
     ) -> None:  # fmt: skip
         n, sub_bytes = tile.queries, sub_block_bytes(head_dim, tile.number_bytes)
-        packed = scratch
-        scores = packed + 4 * n * head_dim
-        summed = scores + 4 * n * CHUNK
-        sums = summed + 4 * n * padded_head(head_dim)
-        largest = sums + 4 * n * LANES
+        here = scratch
+        following = here + 8 * SUBS
+        largest = scratch + 4 * LANES
         decay = largest + 4 * LANES
+        sums = decay + 4 * LANES
+        packed = sums + 4 * n * LANES
+        scores = packed + 4 * n * padded_head(head_dim)
+        summed = scores + 4 * n * CHUNK
         _pack_queries(tile, q, q_row, group, head_dim, first, count, packed)
-        for at in range(summed, largest, 4 * LANES):
+        for i in range(n):
+            store_f32(sums, 4 * i * LANES, splat(np.float32(0.0)))
+        for at in range(summed, summed + 4 * n * padded_head(head_dim), 4 * LANES):
             store_f32(at, 0, splat(np.float32(0.0)))
         store_f32(largest, 0, splat(NEVER))
         store_f32(decay, 0, splat(np.float32(0.0)))
         last = position + (first + count - 1) // group
+        _find_chunk(following, kv, table, 0, last, block_size, block_stride, sub_bytes)
         for start in range(0, last + 1, CHUNK):
+            here, following = following, here
+            if start + CHUNK <= last:
+                _find_chunk(following, kv, table, start + CHUNK, last, block_size, block_stride, sub_bytes)
+            else:
+                _find_chunk(following, next_kv, next_table, 0, next_last, block_size, block_stride, sub_bytes)
             num_subs = min(CHUNK, last - start + SUB_BLOCK) // SUB_BLOCK
-            following = start + CHUNK if start + CHUNK <= last - CHUNK else start
-            sub0 = kv + _find(table, start, block_size, block_stride, sub_bytes)
-            if n <= 4 and num_subs == 4:
-                next0 = kv + _find(table, following, block_size, block_stride, sub_bytes)
-                sub1 = kv + _find(table, start + SUB_BLOCK, block_size, block_stride, sub_bytes)
-                sub2 = kv + _find(table, start + 2 * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                sub3 = kv + _find(table, start + 3 * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                next1 = kv + _find(table, following + SUB_BLOCK, block_size, block_stride, sub_bytes)
-                next2 = kv + _find(table, following + 2 * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                next3 = kv + _find(table, following + 3 * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                _score_four(tile, packed, sub0, sub1, sub2, sub3, head_dim, scores, next0, next1, next2, next3)
+            if n <= 4 and num_subs == SUBS:
+                _score_four(tile, packed, here, head_dim, scores, following)
             else:
                 for j in range(num_subs):
-                    sub = kv + _find(table, start + j * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                    _score(tile, packed, sub, head_dim, scores + 4 * j * LANES)
+                    _score(tile, packed, here, j, head_dim, scores, following)
             if start + CHUNK > last:
                 for i in range(count):
                     seen = (position + (first + i) // group) % SUB_BLOCK + 1
                     for lane in range(seen, SUB_BLOCK):
                         set_f32(scores, 4 * (i * CHUNK + (num_subs - 1) * LANES + lane), NEVER)
             _soften(tile, scores, num_subs, largest, decay, sums)
-            for j in range(num_subs):
-                num_keys = min(SUB_BLOCK, last + 1 - start - j * SUB_BLOCK)
-                sub = kv + _find(table, start + j * SUB_BLOCK, block_size, block_stride, sub_bytes)
-                _add_sub_block(tile, sub, head_dim, num_keys, scores + 4 * j * LANES, summed, decay)
-                store_f32(decay, 0, splat(np.float32(1.0)))
+            _add_chunk(tile, here, head_dim, min(CHUNK, last + 1 - start), scores, summed, decay, following)
         _finish(tile, head_dim, group, first, count, sums, summed, out, out_row)
 
     return attend_tile
 
 
-_ARGUMENTS = 14
+_ARGUMENTS = 17
 _call_tile = c_call(_ARGUMENTS)
 
 
@@ -356,22 +408,26 @@ def attention_addresses(group: int, number_bytes: int) -> NDArray[np.int64]:
 def attend(
     kernels: Numbers, q: Floats, q_at: int, q_row: int, num_tokens: int, group: int, head_dim: int, position: int,
     kv: Bytes, base: int, table: Tables, row: int, block_size: int, block_stride: int,
-    out: Floats, out_at: int, out_row: int, scratch: Floats,
+    out: Floats, out_at: int, out_row: int, scratch: Floats, next_base: int, next_row: int, next_last: int,
 ) -> None:  # fmt: skip
     """Attention of ``group`` query heads over one head of keys, for tokens of one request in one sub-block.
 
     q [num_tokens, group, head_dim] starts at q[q_at] and out at out[out_at], tokens q_row and out_row floats apart.
     Token t stands at ``position + t`` and sees 0..position + t of the request whose blocks are table[row]; ``base`` is
     the byte of kv where this layer and head begin in block 0, blocks are block_stride bytes apart. All tokens lie in
-    one aligned run of 16 positions. ``kernels`` are attention_addresses'; scratch has scratch_floats.
+    one aligned run of 16 positions. ``kernels`` are attention_addresses'; scratch has scratch_floats. What comes next
+    begins at ``next_base``, for positions 0..``next_last`` of table[next_row]; it is fetched ahead.
     """
     first, n = 0, num_tokens * group
     while first < n:
         width, kernel = kernels[0] if n - first <= kernels[0, 0] else kernels[1]
         count = min(width, n - first)
+        base_after, row_after, last_after = base, row, position
+        if first + count == n:
+            base_after, row_after, last_after = next_base, next_row, next_last
         _call_tile(
             kernel, address(q, q_at), 4 * q_row, group, head_dim, first, count, position, address(kv, base),
             address(table, row * table.shape[1]), block_size, block_stride, address(out, out_at), 4 * out_row,
-            address(scratch, 0),
+            address(scratch, 0), address(kv, base_after), address(table, row_after * table.shape[1]), last_after,
         )  # fmt: skip
         first += count

@@ -46,6 +46,7 @@ from tlserve.kernels.threads import (
     is_current,
     new_sync,
     next_epoch,
+    share_of,
     wait_stage,
 )
 from tlserve.kernels.unpack import unpack_row
@@ -67,6 +68,7 @@ class Now(NamedTuple):
     epoch: int
     thread: int
     threads: int
+    share: int  # of the pieces of each stage that this thread begins with
     num_tokens: int
     num_logits: int
     num_hidden: int
@@ -97,7 +99,10 @@ def _take(now: Now, stage: int, pieces: int, done: int) -> int:
 
     A thread that comes too late for the epoch finds every stage done, and touches nothing.
     """
-    piece = claim(now.sync, stage, now.epoch, pieces) if done < 0 else finish(now.sync, stage, now.epoch, pieces)
+    if done < 0:
+        piece = claim(now.sync, stage, now.epoch, pieces, now.share)
+    else:
+        piece = finish(now.sync, stage, now.epoch, pieces, now.share, done)
     if piece < 0:
         wait_stage(now.sync, stage, now.epoch, pieces)
     return piece
@@ -302,10 +307,14 @@ def _attend_run(dims: Dims, weights: Weights, layer: int, head: int, end: int, r
     q_row, out_row = (dims.num_heads + 2 * dims.num_kv_heads) * d, dims.num_heads * d
     for h in range(head, end):
         base, block_stride = _cache_at(dims, layer, h)
+        # What this thread is likely to do next.
+        then, h_then = (run, h + 1) if h + 1 < dims.num_kv_heads else (max(run - 1, 0), 0)
+        base_then, _ = _cache_at(dims, layer, h_then)
         attend(
             weights.attention, work.qkv, first * q_row + h * group * d, q_row, last - first, group, d,
             work.positions[first], work.kv, base, work.block_tables, work.request_rows[first], dims.block_size,
             block_stride, work.normed, first * out_row + h * group * d, out_row, work.attention[now.thread],
+            base_then, work.request_rows[work.runs[then]], work.positions[work.runs[then + 1] - 1],
         )  # fmt: skip
     matrix = weights.matrices[layer, OUTPUT]
     quantised, lanes = is_quantised(matrix[FORMAT]), lanes_for(now.num_tokens)
@@ -408,7 +417,7 @@ def _find_runs(work: Work) -> int:
 @jit
 def _now(work: Work, sync: Sync, epoch: int, thread: int, threads: int) -> Now:
     sizes = work.sizes
-    return Now(sync, epoch, thread, threads, sizes[0], sizes[1], sizes[2], sizes[3])
+    return Now(sync, epoch, thread, threads, share_of(thread, threads), sizes[0], sizes[1], sizes[2], sizes[3])
 
 
 @entry(types.void(DIMS, WEIGHTS, WORK, types.int64[::1], types.int64, types.int64))

@@ -36,6 +36,7 @@ from tlserve.kernels.simd import (
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+LINE = 64  # bytes of a cache line
 SUB_BLOCK = 16  # tokens whose scores are one register
 MAX_F16 = np.float32(65504.0)
 

@@ -3,12 +3,15 @@
 A program is a jitted function that every thread runs from its first stage to its last. In a stage it claims pieces
 until none is left, then waits until all of them are finished:
 
-    piece = claim(sync, stage, epoch, pieces)
+    piece = claim(sync, stage, epoch, pieces, share)
     while piece >= 0:
         ...                                              # the work of this piece
-        piece = finish(sync, stage, epoch, pieces)       # this one is done; now the next
+        piece = finish(sync, stage, epoch, pieces, share, piece)     # this one is done; now the next
     if not wait_stage(sync, stage, epoch, pieces):
         return                                           # the others have gone on without this thread
+
+The pieces of a stage are dealt out in SHARES ranges. A thread claims those of its own range in order, so that what it
+needs next usually lies behind what it works on and can be fetched ahead; then it helps with the others.
 
 Each run of the program is an epoch. The caller, thread 0, begins and ends it; helpers wait for the next:
 
@@ -21,7 +24,7 @@ Each run of the program is an epoch. The caller, thread 0, begins and ends it; h
 
 Rule 1: a stage waits for its pieces, never for a thread: one that is late, or that the system has put aside, is missed
         only if it holds a piece. The caller can do everything alone.
-Rule 2: a stage's counter carries the epoch it counts for, so nothing has to be reset, and a thread that is late finds
+Rule 2: a range's counter carries the epoch it counts for, so nothing has to be reset, and a thread that is late finds
         out that its epoch has passed. Then it claims nothing and leaves.
 Rule 3: what decides which stages there are and how many pieces they have, a program copies to variables of its own, and
         after that asks ``is_current``; if not, it leaves. Everything else it reads within a piece, while holding it.
@@ -49,12 +52,14 @@ from tlserve.kernels.jit import entry, inline, jit
 
 Sync = NDArray[np.int64]
 
+SHARE_BITS = 2
+SHARES = 1 << SHARE_BITS  # ranges of a stage's pieces, fewer than there may be threads: all look at each
 LINE = 16  # int64 of two cache lines: the prefetcher fetches them in pairs
 # Words of a Sync. EPOCH is 2 * epoch while it runs, and one more after it has ended.
 EPOCH, CLOSED, SLEEPERS, FIRST_STAGE = 0, LINE, 2 * LINE, 3 * LINE
 MAX_PIECES = 4095  # of a stage
 
-# A stage's word: epoch << 24 | pieces claimed << 12 | pieces finished.
+# The word of a range of a stage: epoch << 24 | pieces claimed << 12 | pieces finished.
 EPOCH_SHIFT, CLAIMED_SHIFT = 24, 12
 COUNT = np.int64(MAX_PIECES)
 ONE_CLAIMED, ONE_FINISHED = np.int64(1 << CLAIMED_SHIFT), np.int64(1)
@@ -67,7 +72,7 @@ EPOCH_YIELDS = 100
 
 def new_sync(stages: int) -> Sync:
     """Counters for programs of up to so many stages, to be shared by their threads."""
-    return np.zeros(FIRST_STAGE + stages * LINE, np.int64)
+    return np.zeros(FIRST_STAGE + stages * SHARES * LINE, np.int64)
 
 
 # ---- an instruction or a call into the C library each ----
@@ -154,37 +159,67 @@ def wake(b: Any, pointer: Any) -> None:
 
 
 @inline
-def claim(sync: Sync, stage: int, epoch: int, pieces: int) -> int:
-    """A piece of the stage, 0..pieces - 1, for this thread alone; -1 when none is left."""
-    word = FIRST_STAGE + stage * LINE
-    while True:
+def first_of(share: int, pieces: int) -> int:
+    """Where a range of the pieces begins, and the one before it ends."""
+    return pieces * share >> SHARE_BITS
+
+
+@inline
+def share_of(thread: int, threads: int) -> int:
+    """The range that a thread begins with."""
+    return thread * SHARES // threads if threads <= SHARES else thread % SHARES
+
+
+@inline
+def _word(stage: int, share: int) -> int:
+    return FIRST_STAGE + (stage * SHARES + share) * LINE
+
+
+@inline
+def _claim_of(sync: Sync, word: int, epoch: int, count: int) -> int:
+    """A piece of one range, 0..count - 1; -1 when none is left."""
+    while count > 0:
         seen = atomic_load(sync, word)
         if seen >> EPOCH_SHIFT < epoch:
-            if pieces == 0:
-                return NO_PIECE
             if compare_and_swap(sync, word, seen, epoch << EPOCH_SHIFT | ONE_CLAIMED):
                 return np.int64(0)
             continue
         piece = seen >> CLAIMED_SHIFT & COUNT
-        if seen >> EPOCH_SHIFT > epoch or piece >= pieces:
+        if seen >> EPOCH_SHIFT > epoch or piece >= count:
             return NO_PIECE
         if compare_and_swap(sync, word, seen, seen + ONE_CLAIMED):
             return piece
+    return NO_PIECE
 
 
 @inline
-def finish(sync: Sync, stage: int, epoch: int, pieces: int) -> int:
-    """Marks a claimed piece as done and claims the next, in one step; -1 when none is left."""
-    word = FIRST_STAGE + stage * LINE
+def claim(sync: Sync, stage: int, epoch: int, pieces: int, share: int) -> int:
+    """A piece of the stage, 0..pieces - 1, for this thread alone, of this range if it has any left; else -1."""
+    for turn in range(SHARES):
+        other = (share + turn) % SHARES
+        first = first_of(other, pieces)
+        piece = _claim_of(sync, _word(stage, other), epoch, first_of(other + 1, pieces) - first)
+        if piece >= 0:
+            return first + piece
+    return NO_PIECE
+
+
+@inline
+def finish(sync: Sync, stage: int, epoch: int, pieces: int, share: int, done: int) -> int:
+    """Marks a claimed piece as done and claims another, if it can the next in one step; -1 when none is left."""
+    while not first_of(share, pieces) <= done < first_of(share + 1, pieces):
+        share = (share + 1) % SHARES
+    first, word = first_of(share, pieces), _word(stage, share)
+    count = first_of(share + 1, pieces) - first
     while True:
-        # A stage with an unfinished piece is of this epoch.
+        # A range with an unfinished piece is of this epoch.
         seen = atomic_load(sync, word)
         piece = seen >> CLAIMED_SHIFT & COUNT
-        if piece < pieces:
+        if piece < count:
             if compare_and_swap(sync, word, seen, seen + ONE_CLAIMED + ONE_FINISHED):
-                return piece
+                return first + piece
         elif compare_and_swap(sync, word, seen, seen + ONE_FINISHED):
-            return NO_PIECE
+            return claim(sync, stage, epoch, pieces, share)
 
 
 @inline
@@ -193,20 +228,21 @@ def wait_stage(sync: Sync, stage: int, epoch: int, pieces: int) -> bool:
 
     To be called after ``claim`` or ``finish`` has said that no piece is left.
     """
-    word = FIRST_STAGE + stage * LINE
-    done = epoch << EPOCH_SHIFT | pieces << CLAIMED_SHIFT | pieces
     spins = 0
-    while pieces > 0:
-        seen = atomic_load(sync, word)
-        if seen == done:
-            return True
-        if seen >> EPOCH_SHIFT > epoch:
-            return False
-        spins += 1
-        if spins < STAGE_SPINS:
-            pause()
-        else:
-            give_way()
+    for share in range(SHARES):
+        count = first_of(share + 1, pieces) - first_of(share, pieces)
+        done = epoch << EPOCH_SHIFT | count << CLAIMED_SHIFT | count
+        while count > 0:
+            seen = atomic_load(sync, _word(stage, share))
+            if seen == done:
+                break
+            if seen >> EPOCH_SHIFT > epoch:
+                return False
+            spins += 1
+            if spins < STAGE_SPINS:
+                pause()
+            else:
+                give_way()
     return True
 
 
