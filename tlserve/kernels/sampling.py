@@ -30,7 +30,20 @@ from numpy.typing import NDArray
 from tlserve.kernels.jit import entry, jit
 from tlserve.kernels.philox import stream
 from tlserve.kernels.pointwise import exp16
-from tlserve.kernels.simd import first_lanes, load_f32_first, mask_bits, select, splat, store_f32, sum_lanes
+from tlserve.kernels.simd import (
+    first_lanes,
+    load_f32_first,
+    mask_bits,
+    max_lanes,
+    maximum,
+    minimum,
+    select,
+    splat,
+    store_f32,
+    store_f32_first,
+    sum_lanes,
+    to_bits,
+)
 
 Floats = NDArray[np.float32]
 Table = NDArray[np.float32]
@@ -89,6 +102,7 @@ class Scratch(NamedTuple):
     candidates: Ids  # [vocab_size + 1]
     border: Ids  # [vocab_size + 1]
     buckets: Weights  # [NUM_BUCKETS]
+    maxima: Floats  # [ceil(vocab_size / STRETCH)] the largest logit of each stretch
 
 
 def sample(logits: Floats, rows: SamplingRows) -> SampledTokens:
@@ -116,6 +130,7 @@ def _scratch(vocab_size: int) -> Scratch:
         candidates=np.empty(vocab_size + 1, np.int32),
         border=np.empty(vocab_size + 1, np.int32),
         buckets=np.empty(NUM_BUCKETS, np.int64),
+        maxima=np.empty((vocab_size + STRETCH - 1) // STRETCH, np.float32),
     )
 
 
@@ -131,29 +146,32 @@ _ROWS = _named(
     SamplingRows,
 )
 _OUT = _named([_I32, _F32, types.int32[:, ::1], types.float32[:, ::1]], SampledTokens)
-_SCRATCH = _named([_F32, _F32, _I64, _I32, _I32, _I64], Scratch)
+_SCRATCH = _named([_F32, _F32, _I64, _I32, _I32, _I64, _F32], Scratch)
 
 
 @entry(types.void(types.float32[:, ::1], _ROWS, _OUT, _SCRATCH))
 def _sample_rows(logits: Table, rows: SamplingRows, out: SampledTokens, scratch: Scratch) -> None:
     for r in range(logits.shape[0]):
         x = logits[r]
-        _make_comparable(x)
+        _make_comparable(x, scratch.maxima)
         wants_logprob = rows.num_logprobs[r] >= 0
+        norm = 0.0
         if wants_logprob:
             for i in range(x.size):
                 scratch.raw[i] = x[i]
-        _penalise(x, rows, r)
+            norm = _log_sum(x, scratch.maxima)
+        if _penalise(x, rows, r):
+            _make_comparable(x, scratch.maxima)
         token = _choose(x, rows, r, scratch)
         out.tokens[r] = token
         if wants_logprob:
-            norm = _log_sum(scratch.raw)
             out.logprobs[r] = _logprob(scratch.raw[token], norm)
             _most_likely(scratch.raw, norm, min(rows.num_logprobs[r], x.size), out.top_ids[r], out.top_logprobs[r])
 
 
 @jit
-def _penalise(x: Floats, rows: SamplingRows, r: int) -> None:
+def _penalise(x: Floats, rows: SamplingRows, r: int) -> bool:
+    """Everything that changes single logits; gives whether anything did."""
     for i in range(rows.bias_starts[r], rows.bias_starts[r + 1]):
         token = rows.bias_tokens[i]
         x[token] = _bounded(x[token] + rows.bias_values[i])
@@ -162,11 +180,16 @@ def _penalise(x: Floats, rows: SamplingRows, r: int) -> None:
         x[token] = _penalised(x[token], rows.seen_counts[i], rows.repetition[r], rows.presence[r], rows.frequency[r])
     for i in range(rows.banned_starts[r], rows.banned_starts[r + 1]):
         x[rows.banned_tokens[i]] = -np.inf
+    return (
+        rows.bias_starts[r] < rows.bias_starts[r + 1]
+        or rows.seen_starts[r] < rows.seen_starts[r + 1]
+        or rows.banned_starts[r] < rows.banned_starts[r + 1]
+    )
 
 
 @jit
 def _choose(x: Floats, rows: SamplingRows, r: int, scratch: Scratch) -> int:
-    first = _first_by_rank(x)
+    first = _first_by_rank(x, scratch.maxima)
     if rows.temperature[r] <= 0 or x[first] == -np.inf:
         return first
     weights, candidates = scratch.weights, scratch.candidates
@@ -200,9 +223,20 @@ def _bounded(value: float) -> float:
 
 
 @jit
-def _make_comparable(x: Floats) -> None:
-    for i in range(x.size):
-        x[i] = _bounded(x[i])
+def _make_comparable(x: Floats, maxima: Floats) -> None:
+    """Bounds every logit, and finds the largest of each stretch."""
+    lowest, highest, zero = splat(np.float32(-np.inf)), splat(LARGEST), splat(np.float32(0.0))
+    for stretch in range(maxima.size):
+        top = lowest
+        for i in range(stretch * STRETCH, min((stretch + 1) * STRETCH, x.size), LANES):
+            count = np.int32(min(LANES, x.size - i))
+            values = load_f32_first(x, i, count)
+            bounded = minimum(select(values == values, values, lowest), highest) + zero
+            # Nearly always nothing changes, and the lines were written on another core.
+            if mask_bits(to_bits(values) != to_bits(bounded)):
+                store_f32_first(x, i, bounded, count)
+            top = maximum(top, select(first_lanes(count), bounded, lowest))
+        maxima[stretch] = max_lanes(top)
 
 
 @jit
@@ -215,26 +249,27 @@ def _penalised(value: float, count: int, repetition: float, presence: float, fre
 
 @jit
 def _key(bits: int) -> int:
-    """The bits of a float as an integer that compares as it does: integer maxima vectorise, those of floats do not."""
+    """The bits of a float as an integer that compares as it does."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
 @jit
-def _first_by_rank(x: Floats) -> int:
+def _best_stretch(maxima: Floats) -> int:
+    """The first stretch that has the largest logit of all."""
+    stretch = 0
+    for i in range(1, maxima.size):
+        if maxima[i] > maxima[stretch]:
+            stretch = i
+    return stretch
+
+
+@jit
+def _first_by_rank(x: Floats, maxima: Floats) -> int:
     """The lowest id among the largest logits."""
-    bits = x.view(np.int32)
-    best = _key(bits[0])
-    for i in range(1, bits.size):
-        best = max(best, _key(bits[i]))
-    for start in range(0, bits.size, STRETCH):
-        stop = min(start + STRETCH, bits.size)
-        found = 0
-        for i in range(start, stop):
-            found += _key(bits[i]) == best
-        if found:
-            for i in range(start, stop):
-                if _key(bits[i]) == best:
-                    return i
+    stretch = _best_stretch(maxima)
+    for i in range(stretch * STRETCH, x.size):
+        if x[i] == maxima[stretch]:
+            return i
     return 0
 
 
@@ -393,9 +428,9 @@ def _draw_any(weights: Weights, total: int, u: float) -> int:
 
 
 @jit
-def _log_sum(x: Floats) -> float:
+def _log_sum(x: Floats, maxima: Floats) -> float:
     """log(sum(exp(x))), in f64 around the largest; -inf when nothing is finite."""
-    largest = x[_first_by_rank(x)]
+    largest = maxima[_best_stretch(maxima)]
     if largest == -np.inf:
         return np.float64(-np.inf)
     total, top = 0.0, splat(largest)

@@ -142,6 +142,11 @@ def from_bits(b: Any, integers: Any) -> Any:
     return b.bitcast(integers, f32x16.llvm)
 
 
+@instruction(i32x16, f32x16)
+def to_bits(b: Any, floats: Any) -> Any:
+    return b.bitcast(floats, i32x16.llvm)
+
+
 # ---- arithmetic ----
 
 
