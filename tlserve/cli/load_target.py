@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import trio
 
 from tlserve.cli.refusal import refusal
-from tlserve.cli.replies import Chunk, NotThisApi, decode, decode_chunk, models, sse_events
+from tlserve.cli.replies import Chunk, NotThisApi, SseParser, decode, decode_chunk, models
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
 
@@ -90,23 +89,25 @@ class Target:
             answer.detail = refusal(status, await connection.read_all())
             return
         answer.error = "cut short"  # until [DONE] says otherwise
-        async with aclosing(sse_events(connection)) as events:
-            async for data in events:
-                if data == b"[DONE]":
-                    answer.error = None
-                    continue
-                chunk = decode_chunk(data)
-                if chunk.error is not None:
-                    answer.error = "error event"
-                    return
-                take_chunk(chunk, answer)
+        parser = SseParser()
+        while arrivals := await connection.read_late():
+            for time, piece in arrivals:
+                for data in parser.feed(piece):
+                    if data == b"[DONE]":
+                        answer.error = None
+                        continue
+                    chunk = decode_chunk(data)
+                    if chunk.error is not None:
+                        answer.error = "error event"
+                        return
+                    take_chunk(chunk, answer, time)
 
 
-def take_chunk(chunk: Chunk, answer: Answer) -> None:
-    """Note when text came, and what the usage chunk counts."""
+def take_chunk(chunk: Chunk, answer: Answer, time: float) -> None:
+    """Note that text came at ``time``, and what the usage chunk counts."""
     for choice in chunk.choices or ():
         if choice.content:
-            answer.events.append(trio.current_time())
+            answer.events.append(time)
     if chunk.usage is not None:
         answer.prompt_tokens = chunk.usage.prompt_tokens
         answer.completion_tokens = chunk.usage.completion_tokens

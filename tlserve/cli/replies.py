@@ -93,24 +93,34 @@ def decode_chunk(data: bytes) -> Chunk:
     return chunk
 
 
-async def sse_events(connection: ClientConnection) -> AsyncGenerator[bytes, None]:
-    """The data of each server-sent event of a reply; comments are left out. Raises NotThisApi for one without an end.
+class SseParser:
+    """Server-sent events from the pieces of a reply. What is kept is searched once, however many an event comes in."""
 
-    What is kept of a piece is searched once, however many pieces an event comes in.
-    """
-    kept = bytearray()
-    while piece := await connection.read():
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that end with ``piece``, comments left out. Raises NotThisApi for one without an end."""
+        kept = self._kept
         searched = max(0, len(kept) - 2)  # an end may have begun there
         kept += piece
         end = len(kept) if piece.endswith(b"\n\n") else _end_of_last(kept, searched)
-        if end:
-            *events, _ = bytes(kept[:end]).replace(b"\r\n", b"\n").split(b"\n\n")
-            del kept[:end]
-            for event in (lines.lstrip(b"\n") for lines in events):
-                if event.startswith(b"data:"):
-                    yield event[5:].lstrip(b" ")
-        if len(kept) > MAX_EVENT:
+        if len(kept) - end > MAX_EVENT:
             raise NotThisApi(f"an event of more than {MAX_EVENT} bytes")
+        if not end:
+            return []
+        *events, _ = bytes(kept[:end]).replace(b"\r\n", b"\n").split(b"\n\n")
+        del kept[:end]
+        found = (lines.lstrip(b"\n") for lines in events)
+        return [event[5:].lstrip(b" ") for event in found if event.startswith(b"data:")]
+
+
+async def sse_events(connection: ClientConnection) -> AsyncGenerator[bytes, None]:
+    """The data of each server-sent event of a reply. Raises NotThisApi."""
+    parser = SseParser()
+    while piece := await connection.read():
+        for data in parser.feed(piece):
+            yield data
 
 
 def _end_of_last(kept: bytearray, searched: int) -> int:

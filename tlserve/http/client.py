@@ -110,16 +110,28 @@ class ClientConnection:
 
     async def read(self) -> bytes:
         """What has come of the body, waiting for some when there is none; b"" at its end."""
-        pieces: list[bytes] = []
-        while self._h11.their_state is h11.SEND_BODY:
+        piece = b""
+        while not piece and self._h11.their_state is h11.SEND_BODY:
             if self._needs_data:
-                if pieces:
-                    break
                 await self._receive()
-            event = self._next_event()
-            if isinstance(event, h11.Data):
-                pieces.append(bytes(event.data))
-        return b"".join(pieces)
+            piece = self._parsed()
+        return piece
+
+    async def read_late(self) -> list[tuple[float, bytes]]:
+        """Some pieces of the body, each with the time when it came; none at the body's end.
+
+        For who measures a server from the same cores: what comes is only looked into once the body may have ended
+        with it, or when it is much.
+        """
+        found: list[tuple[float, bytes]] = []
+        while not found and self._h11.their_state is h11.SEND_BODY:
+            arrivals = await self._collect() if self._needs_data else [(trio.current_time(), None)]
+            for time, data in arrivals:
+                if data is not None:
+                    self._accept(data)
+                if piece := self._parsed():
+                    found.append((time, piece))
+        return found
 
     async def read_all(self, limit: int = MAX_REPLY) -> bytes:
         """The rest of the body, of up to ``limit`` bytes. How long it may take is the caller's matter."""
@@ -146,14 +158,40 @@ class ClientConnection:
         self._needs_data = event is h11.NEED_DATA
         return event
 
+    def _parsed(self) -> bytes:
+        """What was received of the body and not looked at yet."""
+        pieces: list[bytes] = []
+        while self._h11.their_state is h11.SEND_BODY and not self._needs_data:
+            event = self._next_event()
+            if isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
+        return b"".join(pieces)
+
+    async def _collect(self) -> list[tuple[float, bytes]]:
+        """What is received, and when, until a body of chunks may have ended: its last bytes are two line ends."""
+        is_chunked = ("transfer-encoding", "chunked") in self.headers
+        arrivals: list[tuple[float, bytes]] = []
+        num_bytes, last = 0, b""
+        while True:
+            data = await self._receive_some()
+            arrivals.append((trio.current_time(), data))
+            num_bytes, last = num_bytes + len(data), (last + data)[-4:]
+            if not data or not is_chunked or last == b"\r\n\r\n" or num_bytes > RECEIVE_SIZE:
+                return arrivals
+
     async def _receive(self) -> None:
+        self._accept(await self._receive_some())
+
+    async def _receive_some(self) -> bytes:
         try:
-            data = await self._stream.receive_some(RECEIVE_SIZE)
+            return bytes(await self._stream.receive_some(RECEIVE_SIZE))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionFailed("the server closed the connection") from None
+
+    def _accept(self, data: bytes) -> None:
         self._has_ended = not data
         self._needs_data = False
-        self._h11.receive_data(bytes(data))
+        self._h11.receive_data(data)
 
 
 async def connect(origin: Origin) -> ClientConnection:
