@@ -22,9 +22,12 @@ _urgency = attrgetter("urgency")
 
 # While streams run, the prompts of a step get this many tokens for each of them, so that a step stays under 2.5
 # times one without a prompt. Reading the weights costs as much as some tokens do: fewer streams count as this many.
-# With one stream, its token and its share of a prompt then are eight, which kernels multiply at once.
+# With one stream, its token and its share of a prompt then are eight, which kernels multiply at once; with more streams
+# the share grows to up to MOST_SHARE where that makes the step whole eights.
 PROMPT_SHARE = 1.5
+MOST_SHARE = 2
 LEAST_STREAMS = 5
+COLUMNS = 8
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class Scheduler:
         schedule = Schedule([], self._max_batch_tokens, self._max_batch_tokens)
         self._schedule_last_tokens(schedule)
         if schedule.requests:
-            schedule.prompt_budget = int(PROMPT_SHARE * max(LEAST_STREAMS, len(schedule.requests)))
+            schedule.prompt_budget = _prompt_budget(len(schedule.requests))
         schedule.prompt_budget = min(schedule.prompt_budget, schedule.token_budget)
         self._schedule_prompts(schedule)
         self._admit(schedule)
@@ -151,6 +154,12 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler running={len(self.running)} waiting={len(self.waiting)}>"
+
+
+def _prompt_budget(num_streams: int) -> int:
+    """Tokens that prompts get in a step in which so many streams run."""
+    whole = (1 + MOST_SHARE) * num_streams // COLUMNS * COLUMNS - num_streams
+    return max(int(PROMPT_SHARE * max(LEAST_STREAMS, num_streams)), whole)
 
 
 def _schedule_tokens(schedule: Schedule, state: RequestState, count: int) -> None:
