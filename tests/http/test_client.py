@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
+from tlserve.http.limits import RECEIVE_SIZE
 
 ORIGIN = Origin.parse("http://test/v1/")
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -125,6 +126,66 @@ async def test_a_piece_is_given_as_soon_as_it_has_come() -> None:
     assert await connection.read() == b"ab"
     await theirs.send_all(b"cd")
     assert [await connection.read(), await connection.read()] == [b"cd", b""]
+
+
+async def read_late(*pieces: bytes, then_close: bool = False) -> tuple[bool, list[list[tuple[float, bytes]]]]:
+    """What ``read_late`` gives, one call after the other, of pieces that come a second apart, and reusability."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = ClientConnection(ours, ORIGIN)
+    found = []
+
+    async def serve() -> None:
+        for piece in pieces:
+            await theirs.send_all(piece)
+            await trio.sleep(1)
+        if then_close:
+            await theirs.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        start = trio.current_time()
+        await connection.request("GET", "/models")
+        while arrivals := await connection.read_late():
+            found.append([(round(time - start, 3), piece) for time, piece in arrivals])
+    return connection.is_reusable, found
+
+
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_late_reading_looks_into_chunks_once_the_body_may_have_ended(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    is_reusable, found = await read_late(CHUNKED, b"2\r\nhe\r\n", b"3\r\nl", b"lo\r\n0\r\n", b"\r\n")
+    assert is_reusable
+    assert found == [[(1, b"he"), (2, b"l"), (3, b"lo")]]
+
+
+async def test_late_reading_gives_what_came_with_the_head_and_reads_on(autojump_clock: trio.testing.MockClock) -> None:
+    is_reusable, found = await read_late(CHUNKED + b"2\r\nhe\r\n", b"3\r\nllo\r\n0\r\nDigest: x\r\n\r\n")
+    assert is_reusable
+    assert found == [[(0, b"he")], [(1, b"llo")]]
+
+
+async def test_late_reading_looks_at_once_where_a_body_is_not_chunked(autojump_clock: trio.testing.MockClock) -> None:
+    is_reusable, found = await read_late(OK + b"Content-Length: 5\r\n\r\n", b"he", b"llo")
+    assert is_reusable
+    assert found == [[(1, b"he")], [(2, b"llo")]]
+
+
+async def test_late_reading_does_not_keep_a_long_body(autojump_clock: trio.testing.MockClock) -> None:
+    chunk = b"%x\r\n%s\r\n" % (RECEIVE_SIZE - 100, b"a" * (RECEIVE_SIZE - 100))
+    _, found = await read_late(CHUNKED, chunk, chunk, chunk, b"0\r\n\r\n")
+    assert [[len(piece) for _, piece in arrivals] for arrivals in found] == [
+        [RECEIVE_SIZE - 100] * 2,
+        [RECEIVE_SIZE - 100],
+    ]
+
+
+async def test_late_reading_says_that_an_answer_was_broken_off(autojump_clock: trio.testing.MockClock) -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        await read_late(CHUNKED, b"2\r\nhe\r\n", then_close=True)
+    assert group.group_contains(ConnectionFailed, match="the server broke off the answer")
 
 
 @pytest.mark.parametrize(

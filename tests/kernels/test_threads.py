@@ -22,6 +22,7 @@ from tlserve.kernels.threads import (
     is_current,
     new_sync,
     next_epoch,
+    share_of,
     wait_stage,
 )
 
@@ -86,6 +87,43 @@ def test_every_piece_is_done_once_and_after_the_stage_before(threads: int) -> No
             _check_epoch(sync, sizes, out, int(rng.integers(0, STAGES + 1)), int(rng.integers(0, PIECES + 1)))
     finally:
         team.close()
+
+
+@jit
+def _claims(sync: Sync, share: int, pieces: int, order: Ints) -> None:
+    epoch = begin(sync)
+    piece, i = claim(sync, 0, epoch, pieces, share), 0
+    while piece >= 0:
+        order[i] = piece
+        i += 1
+        piece = finish(sync, 0, epoch, pieces, share, piece)
+    wait_stage(sync, 0, epoch, pieces)
+    end(sync, epoch)
+
+
+@pytest.mark.parametrize(
+    ("share", "pieces", "expected"),
+    [
+        (0, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (2, 8, [4, 5, 6, 7, 0, 1, 2, 3]),
+        (1, 7, [1, 2, 3, 4, 5, 6, 0]),
+        (3, 2, [1, 0]),
+        (1, 1, [0]),
+        (2, 0, []),
+    ],
+)
+def test_a_thread_takes_its_own_range_in_order_and_then_the_others(
+    share: int, pieces: int, expected: list[int]
+) -> None:
+    order = np.full(len(expected), -1, np.int64)
+    _claims(new_sync(1), share, pieces, order)
+    assert order.tolist() == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 6])
+def test_threads_begin_in_ranges_that_are_far_apart(threads: int) -> None:
+    shares = [share_of(thread, threads) for thread in range(threads)]
+    assert shares == {1: [0], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2, 3], 6: [0, 1, 2, 3, 0, 1]}[threads]
 
 
 def test_stages_do_not_wait_for_a_thread_that_holds_no_piece() -> None:

@@ -100,7 +100,7 @@ class SseParser:
         self._kept = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that end with ``piece``, without comments. Raises NotThisApi for one without an end."""
+        """The data of the events that end with ``piece``; comments have none. Raises NotThisApi for one without end."""
         kept = self._kept
         searched = max(0, len(kept) - 2)  # an end may have begun there
         kept += piece
