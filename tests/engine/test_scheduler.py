@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.harness import Driver, PrefixCache, greedy
 from tests.fakes import ScriptedModel
+from tlserve.engine.scheduler import YOUNG
 from tlserve.model.batch import Batch
 
 
@@ -20,9 +21,9 @@ def test_one_step_mixes_prompts_and_single_tokens() -> None:
     driver.step()
     driver.add(greedy(list(range(12))))
     driver.step()
-    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 7}
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 8}
     driver.step()
-    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 5}
+    assert rows_per_slot(driver.model.batches[-1]) == {0: 1, 1: 4}
     driver.run()
     driver.check_outputs()
 
@@ -37,16 +38,19 @@ def test_a_stream_gets_a_token_in_every_step_while_a_long_prompt_is_read() -> No
         assert len(driver.drawn[stream]) == expected
 
 
-@pytest.mark.parametrize(("num_streams", "num_prompt_tokens"), [(0, 40), (1, 7), (5, 7), (6, 10), (7, 10), (8, 16)])
+@pytest.mark.parametrize(
+    ("num_streams", "num_prompt_tokens"), [(0, 40), (1, 7), (5, 7), (6, 10), (7, 10), (8, 12), (9, 15)]
+)
 def test_prompts_share_few_tokens_of_a_step_while_streams_run(num_streams: int, num_prompt_tokens: int) -> None:
-    """1.5 tokens for each stream, counting at least five, or up to 2 that make the step whole eights.
+    """1.5 tokens for each stream, counting at least five, or up to 1.75 that make the step whole eights.
 
     A step then stays under 2.5 times one without a prompt.
     """
     driver = Driver(ScriptedModel(), prefill_chunk=0, max_num_seqs=10)
     for _ in range(num_streams):
         driver.add(greedy([1, 2], 30, priority=-5))
-    driver.step()
+    for _ in range(YOUNG):
+        driver.step()
     driver.add(greedy([3] * 40, priority=5))
     driver.add(greedy([4] * 40))
     driver.step()
@@ -54,6 +58,18 @@ def test_prompts_share_few_tokens_of_a_step_while_streams_run(num_streams: int, 
     assert all(rows[slot] == 1 for slot in range(num_streams))
     assert rows[num_streams] == num_prompt_tokens
     assert len(rows) == num_streams + (2 if num_streams == 0 else 1)
+
+
+def test_a_burst_that_comes_over_some_steps_is_read_as_one_that_comes_at_once() -> None:
+    """Until a stream has four tokens; a prompt that comes later has its share only, also beside younger streams."""
+    driver = Driver(ScriptedModel(), prefill_chunk=0, max_num_seqs=10)
+    for slot in range(YOUNG):
+        driver.add(greedy([slot] * 40, 30))
+        driver.step()
+        assert rows_per_slot(driver.model.batches[-1]) == {**dict.fromkeys(range(slot), 1), slot: 40}
+    driver.add(greedy([9] * 40, 30))
+    driver.step()
+    assert rows_per_slot(driver.model.batches[-1]) == {**dict.fromkeys(range(YOUNG), 1), YOUNG: 7}
 
 
 def test_the_streams_of_a_full_budget_leave_the_rest_to_prompts() -> None:

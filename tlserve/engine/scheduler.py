@@ -25,9 +25,12 @@ _urgency = attrgetter("urgency")
 # With one stream, its token and its share of a prompt then are eight, which kernels multiply at once; with more streams
 # the share grows to up to MOST_SHARE where that makes the step whole eights.
 PROMPT_SHARE = 1.5
-MOST_SHARE = 2
+MOST_SHARE = 1.75
 LEAST_STREAMS = 5
 COLUMNS = 8
+# A burst comes over some steps. While no stream has drawn so many tokens, prompts have the whole budget, as those have
+# that come together: the first ones do not hold back all others.
+YOUNG = 4
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         schedule = Schedule([], self._max_batch_tokens, self._max_batch_tokens)
         self._schedule_last_tokens(schedule)
-        if schedule.requests:
+        if any(state.num_output_tokens >= YOUNG for state in schedule.requests):
             schedule.prompt_budget = _prompt_budget(len(schedule.requests))
         schedule.prompt_budget = min(schedule.prompt_budget, schedule.token_budget)
         self._schedule_prompts(schedule)
@@ -158,7 +161,7 @@ class Scheduler:
 
 def _prompt_budget(num_streams: int) -> int:
     """Tokens that prompts get in a step in which so many streams run."""
-    whole = (1 + MOST_SHARE) * num_streams // COLUMNS * COLUMNS - num_streams
+    whole = int((1 + MOST_SHARE) * num_streams) // COLUMNS * COLUMNS - num_streams
     return max(int(PROMPT_SHARE * max(LEAST_STREAMS, num_streams)), whole)
 
 
