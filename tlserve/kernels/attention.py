@@ -28,7 +28,6 @@ from tlserve.kernels.emit import (
     COLUMNS,
     F32,
     I8,
-    I32,
     I64,
     LANES,
     POINTER,
@@ -44,11 +43,12 @@ from tlserve.kernels.emit import (
     pointer_to,
 )
 from tlserve.kernels.jit import Leaf, inline, jit
-from tlserve.kernels.kv_cache import LINE, SUB_BLOCK, load_numbers, padded_head, sub_block_at, sub_block_bytes
+from tlserve.kernels.kv_cache import SUB_BLOCK, load_numbers, padded_head, sub_block_at, sub_block_bytes
 from tlserve.kernels.pointwise import exp16
 from tlserve.kernels.product import set_f32
 from tlserve.kernels.simd import (
     emit_fma,
+    emit_scatter,
     load_f32,
     load_f32_first,
     max_lanes,
@@ -67,10 +67,11 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 Tables = NDArray[np.int32]  # [requests, blocks of one]
 
-SUBS = 4
+SUBS = 4  # sub-blocks that a narrow tile scores together
 CHUNK = SUBS * SUB_BLOCK  # tokens between two looks at the largest score
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # queries that share a load of keys and values
 WIDEST = 16
+LINE = 64  # bytes of a cache line
 NEVER = np.float32(-np.inf)
 
 
@@ -142,18 +143,18 @@ def scale_tile(b: Any, tile: list[Any], pointer: Any) -> list[Any]:
 @instruction(types.void, STATIC, POINTER, f32x16)
 def _scatter(b: Any, tile: Tile, pointer: Any, vector: Any) -> None:
     """Lane i to the float that is ``i * queries`` floats after the pointer."""
-    for i, place in enumerate(_places(b, pointer, ir.Constant(I64, tile.queries), LANES)):
-        b.store(b.extract_element(vector, ir.Constant(I32, i)), pointer_to(b, place, F32), align=4)
+    emit_scatter(b, pointer, vector, tile.queries)
 
 
-@instruction(types.int64, POINTER)
-def _get_address(b: Any, pointer: Any) -> Any:
-    return b.load(pointer_to(b, pointer, I64), align=8)
+@instruction(types.int64, types.int64, types.int64)
+def _place(b: Any, places: Any, j: Any) -> Any:
+    """The j-th of the addresses that lie at ``places``."""
+    return b.load(b.gep(b.inttoptr(places, ir.PointerType(I64)), [j]), align=8)
 
 
-@instruction(types.void, POINTER, types.int64)
-def _set_address(b: Any, pointer: Any, value: Any) -> None:
-    b.store(value, pointer_to(b, pointer, I64), align=8)
+@instruction(types.void, types.int64, types.int64, types.int64)
+def _set_place(b: Any, places: Any, j: Any, value: Any) -> None:
+    b.store(value, b.gep(b.inttoptr(places, ir.PointerType(I64)), [j]), align=8)
 
 
 @jit
@@ -167,7 +168,7 @@ def _find_chunk(
     for j in range(SUBS):
         position = min(start + j * SUB_BLOCK, last)
         block = scalar_i32(table, 4 * (position // block_size))
-        _set_address(places, 8 * j, kv + sub_block_at(block, position, block_size, block_stride, sub_bytes))
+        _set_place(places, j, kv + sub_block_at(block, position, block_size, block_stride, sub_bytes))
 
 
 @jit
@@ -190,26 +191,23 @@ def _fetch(tile: Any, places: int, step: int, at: int) -> None:
 
     The loops over a chunk's keys and values have as many steps as their heads have dimensions.
     """
-    first = step % 2 * 16
-    for j in range(0, 16, 8):
-        for line in range(tile.number_bytes // 2):
-            prefetch(_get_address(places, first + j) + at, (step // 2 * (tile.number_bytes // 2) + line) * LINE)
+    # A step takes a line of f16, or two of f32, of every other sub-block.
+    lines, first = tile.number_bytes // 2, step % 2 * 2
+    for j in range(first, first + 2):
+        for line in range(step // 2 * lines, (step // 2 + 1) * lines):
+            prefetch(_place(places, j), at + line * LINE)
 
 
 @inline
 def _score(tile: Any, packed: int, places: int, j: int, head_dim: int, scores: int, following: int) -> None:
     """Scores of every query and the 16 tokens of sub-block j; the first one fetches those that follow."""
-    sums, kv = zero_tile(tile), _get_address(places, 8 * j)
-    if j == 0 and tile.queries < WIDEST:
-        for d in range(head_dim):
+    sums, kv = zero_tile(tile), _place(places, j)
+    for d in range(head_dim):
+        if j == 0 and tile.queries < WIDEST:
             _fetch(tile, following, d, 0)
             _fetch(tile, following, d, padded_head(head_dim) * LANES * tile.number_bytes)
-            key = load_numbers(tile, kv, d * LANES * tile.number_bytes)
-            sums = fma_tile(sums, key, packed, 4 * d * tile.queries, 1)
-    else:
-        for d in range(head_dim):
-            key = load_numbers(tile, kv, d * LANES * tile.number_bytes)
-            sums = fma_tile(sums, key, packed, 4 * d * tile.queries, 1)
+        key = load_numbers(tile, kv, d * LANES * tile.number_bytes)
+        sums = fma_tile(sums, key, packed, 4 * d * tile.queries, 1)
     store_tile(sums, scores, 4 * j * LANES, CHUNK)
 
 
@@ -217,8 +215,7 @@ def _score(tile: Any, packed: int, places: int, j: int, head_dim: int, scores: i
 def _score_four(tile: Any, packed: int, places: int, head_dim: int, scores: int, following: int) -> None:
     """The same for four sub-blocks, so that a narrow tile has enough sums to wait for."""
     sums0 = sums1 = sums2 = sums3 = zero_tile(tile)
-    kv0, kv1 = _get_address(places, 0), _get_address(places, 8)
-    kv2, kv3 = _get_address(places, 16), _get_address(places, 24)
+    kv0, kv1, kv2, kv3 = _place(places, 0), _place(places, 1), _place(places, 2), _place(places, 3)
     for d in range(head_dim):
         _fetch(tile, following, d, 0)
         key, query = d * LANES * tile.number_bytes, 4 * d * tile.queries
@@ -261,7 +258,7 @@ def _add_values(
     """Adds the weighted values of ``num_keys`` tokens, 16 dimensions of them, to what was summed times ``decay``."""
     sums = scale_tile(load_tile(tile, summed, 0, LANES), decay, 0)
     for start in range(0, num_keys, SUB_BLOCK):
-        kv = _get_address(places, start // SUB_BLOCK * 8) + at
+        kv = _place(places, start // SUB_BLOCK) + at
         for key in range(min(SUB_BLOCK, num_keys - start)):
             sums = fma_tile(sums, load_numbers(tile, kv, key * row_bytes), scores, 4 * (start + key), CHUNK)
     store_tile(sums, summed, 0, LANES)
@@ -279,10 +276,10 @@ def _add_values_four(
     sums2 = scale_tile(load_tile(tile, summed, 2 * stride, LANES), decay, 0)
     sums3 = scale_tile(load_tile(tile, summed, 3 * stride, LANES), decay, 0)
     for start in range(0, num_keys, SUB_BLOCK):
-        kv = _get_address(places, start // SUB_BLOCK * 8) + at
+        kv = _place(places, start // SUB_BLOCK) + at
         for key in range(min(SUB_BLOCK, num_keys - start)):
             row, weight = key * row_bytes, 4 * (start + key)
-            if num_keys == CHUNK:
+            if num_keys > CHUNK - SUB_BLOCK:  # the keys were fetched by ``_score_four``
                 _fetch(tile, following, step + start + key, row_bytes * LANES)
             sums0 = fma_tile(sums0, load_numbers(tile, kv, row), scores, weight, CHUNK)
             sums1 = fma_tile(sums1, load_numbers(tile, kv, row + bytes_), scores, weight, CHUNK)

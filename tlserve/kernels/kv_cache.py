@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from tlserve.kernels.emit import I32, I64, LANES, POINTER, STATIC, Static, f32x16, instruction, pointer_to
+from tlserve.kernels.emit import LANES, POINTER, STATIC, Static, f32x16, instruction
 from tlserve.kernels.jit import inline, jit
 from tlserve.kernels.simd import (
     emit_f32_to_f16,
+    emit_scatter,
     load_f16,
     load_f32,
     load_f32_first,
@@ -36,7 +36,6 @@ from tlserve.kernels.simd import (
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-LINE = 64  # bytes of a cache line
 SUB_BLOCK = 16  # tokens whose scores are one register
 MAX_F16 = np.float32(65504.0)
 
@@ -63,10 +62,7 @@ def sub_block_bytes(head_dim: int, number_bytes: int) -> int:
 def _scatter(b: Any, number: Number, pointer: Any, vector: Any) -> None:
     """Lane i to the number that is 16 * i numbers after the pointer."""
     numbers = emit_f32_to_f16(b, vector) if number.number_bytes == 2 else vector
-    column = pointer_to(b, pointer, numbers.type.element)
-    for i in range(LANES):
-        element = b.extract_element(numbers, ir.Constant(I32, i))
-        b.store(element, b.gep(column, [ir.Constant(I64, LANES * i)]), align=number.number_bytes)
+    emit_scatter(b, pointer, numbers, LANES)
 
 
 @inline

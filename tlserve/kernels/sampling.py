@@ -248,12 +248,6 @@ def _penalised(value: float, count: int, repetition: float, presence: float, fre
 
 
 @jit
-def _key(bits: int) -> int:
-    """The bits of a float as an integer that compares as it does."""
-    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
-
-
-@jit
 def _best_stretch(maxima: Floats) -> int:
     """The first stretch that has the largest logit of all."""
     stretch = 0
@@ -371,7 +365,8 @@ def _bucket(value: float, largest: float, scale: float) -> int:
 
 @jit
 def _unsigned_key(bits: int) -> int:
-    return np.int64(_key(bits)) + 2**31
+    """The bits of a float as a number from 0 on that compares as it does."""
+    return np.int64(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))) + 2**31
 
 
 @jit

@@ -285,6 +285,15 @@ def store_i8(b: Any, pointer: Any, value: Any) -> None:
     b.store(b.trunc(value, vector_of(I8)), pointer_to(b, pointer, vector_of(I8)), align=1)
 
 
+def emit_scatter(b: Any, pointer: Any, vector: Any, stride: int) -> None:
+    """Lane i to the number that is ``i * stride`` numbers after the pointer."""
+    first = pointer_to(b, pointer, vector.type.element)
+    size = 4 if vector.type.element == F32 else 2
+    for i in range(LANES):
+        element = b.extract_element(vector, ir.Constant(I32, i))
+        b.store(element, b.gep(first, [ir.Constant(I64, i * stride)]), align=size)
+
+
 @memory(types.float32)
 def scalar_f32(b: Any, pointer: Any) -> Any:
     """One float."""
