@@ -10,7 +10,7 @@ from typing import Any, Literal
 import trio
 
 from tlserve.cli.refusal import refusal
-from tlserve.cli.replies import Chunk, NotThisApi, SseParser, decode, decode_chunk, models
+from tlserve.cli.replies import NotThisApi, SseParser, decode, decode_chunk, models
 from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.messages import Header
 
@@ -93,24 +93,26 @@ class Target:
         while arrivals := await connection.read_late():
             for time, piece in arrivals:
                 for data in parser.feed(piece):
-                    if data == b"[DONE]":
-                        answer.error = None
-                        continue
-                    chunk = decode_chunk(data)
-                    if chunk.error is not None:
-                        answer.error = "error event"
+                    if not take_event(data, answer, time):
                         return
-                    take_chunk(chunk, answer, time)
 
 
-def take_chunk(chunk: Chunk, answer: Answer, time: float) -> None:
-    """Note that text came at ``time``, and what the usage chunk counts."""
+def take_event(data: bytes, answer: Answer, time: float) -> bool:
+    """Note what an event says, which came at ``time``: text, usage or an end. False after an error: nothing follows."""
+    if data == b"[DONE]":
+        answer.error = None
+        return True
+    chunk = decode_chunk(data)
+    if chunk.error is not None:
+        answer.error = "error event"
+        return False
     for choice in chunk.choices or ():
         if choice.content:
             answer.events.append(time)
     if chunk.usage is not None:
         answer.prompt_tokens = chunk.usage.prompt_tokens
         answer.completion_tokens = chunk.usage.completion_tokens
+    return True
 
 
 async def find_model(origin: Origin, headers: tuple[Header, ...] = (), *, patience: float) -> str:

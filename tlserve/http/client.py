@@ -123,12 +123,12 @@ class ClientConnection:
         For who measures a server from the same cores: what comes is only looked into once the body may have ended
         with it, or when it is much.
         """
+        if piece := self._parsed():  # it came with the head
+            return [(trio.current_time(), piece)]
         found: list[tuple[float, bytes]] = []
         while not found and self._h11.their_state is h11.SEND_BODY:
-            arrivals = await self._collect() if self._needs_data else [(trio.current_time(), None)]
-            for time, data in arrivals:
-                if data is not None:
-                    self._accept(data)
+            for time, data in await self._collect():
+                self._accept(data)
                 if piece := self._parsed():
                     found.append((time, piece))
         return found
