@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from tests.client import DONE, Client, connect, joined, metric, post, wait_for_metric
-from tests.test_server import SUCC, Traces
+from tests.test_server import SUCC
+from tests.traces import Traces, wait_until_nothing_is_left
 from tlserve import ServeConfig, Server, serve
 from tlserve.text.chat import ChatEncoder
 
@@ -76,14 +77,6 @@ async def burst(server: Server, size: int, draw: random.Random) -> Counter[str]:
     return outcomes
 
 
-async def wait_for_traces(before: Traces) -> None:
-    """The last connections linger for a moment."""
-    with trio.move_on_after(10):
-        while Traces.now() != before:  # noqa: ASYNC110 nothing tells of a descriptor that is closed
-            await trio.sleep(0.01)
-    assert Traces.now() == before
-
-
 async def test_twenty_times_the_capacity_in_bursts_is_answered_or_refused_and_leaves_nothing() -> None:
     draw = random.Random(5)
     async with serve(ServeConfig.for_model(SUCC, **SMALL)) as server:
@@ -101,7 +94,7 @@ async def test_twenty_times_the_capacity_in_bursts_is_answered_or_refused_and_le
         assert num_blocks == sum(
             [await value(f'tl_engine_kv_blocks{{state="{state}"}}') for state in ("free", "cached")]
         )
-        await wait_for_traces(before)
+        await wait_until_nothing_is_left(before)
         assert (await post(server.http_addr, CHAT, chat())).status == 200
 
 

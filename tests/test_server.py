@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import signal
 import socket
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ import pytest
 import trio
 
 from tests.client import DONE, Client, connect, get, post, wait_for_metric
+from tests.traces import Traces, wait_until_nothing_is_left
 from tlserve import ServeConfig, Server, run, serve, spawn
 from tlserve.errors import ConfigError, EngineDied, ExitError, ListenError, ModelError, StoppedWhileLoading
 from tlserve.loading import Loaded, Progress, load
@@ -56,38 +53,6 @@ async def start_endless_stream(client: Client) -> None:
 
 async def last_event(client: Client) -> Any:
     return [event async for event in client.events()][-1]
-
-
-@dataclass(frozen=True)
-class Traces:
-    """What a server could leave behind."""
-
-    threads: frozenset[str]
-    files: tuple[str, ...]
-    handlers: tuple[object, ...]
-    interpreter: tuple[object, ...]
-    num_tasks: int
-
-    @classmethod
-    def now(cls) -> Traces:
-        # trio keeps threads that have nothing to do for some seconds, under this name
-        names = (thread.name for thread in threading.enumerate())
-        threads = frozenset(name for name in names if not name.startswith("Trio thread"))
-        try:
-            num_tasks = trio.lowlevel.current_statistics().tasks_living
-        except RuntimeError:
-            num_tasks = 0  # outside trio
-        handlers = tuple(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        settings = (sys.getswitchinterval(), gc.get_threshold())
-        return cls(threads, tuple(sorted(_open_files())), handlers, settings, num_tasks)
-
-
-def _open_files() -> Iterator[str]:
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            yield os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # of the listing itself
 
 
 class Gate:
@@ -167,7 +132,7 @@ async def test_nothing_is_left_running(
             elif ending == "engine died":
                 break_model()
                 await trio.sleep_forever()
-    assert Traces.now() == before
+    assert Traces.now().since(before) == []
 
 
 async def test_an_exception_of_the_block_comes_out_as_it_is() -> None:
@@ -233,7 +198,7 @@ def test_run_serves_until_a_signal() -> None:
 
     run(succ(), on_ready=on_ready)
     assert len(asked) == 1
-    assert Traces.now() == before
+    assert Traces.now().since(before) == []
 
 
 # A server on a thread
@@ -291,10 +256,7 @@ async def test_a_start_that_fails_says_why_in_one_exception(
             pytest.fail("entered")
     assert text.format(used=used_port) in str(caught.value)
     del caught  # its traceback holds what was opened, and so does the thread that loaded, for a moment more
-    with trio.fail_after(10):
-        while Traces.now() != before:
-            await trio.sleep(0.01)
-            gc.collect()
+    await wait_until_nothing_is_left(before)
 
 
 @pytest.mark.parametrize(("kind", "values", "text"), BAD_STARTS)
@@ -353,9 +315,7 @@ async def test_a_start_can_be_given_up_while_loading(gate: Gate, ending: str) ->
             with pytest.raises(StoppedWhileLoading if ending == "signal" else trio.Cancelled):
                 async with serve(succ(handle_signals=True)):
                     pytest.fail("entered")
-        while Traces.now().threads != before.threads:  # noqa: ASYNC110  a thread that ends sets no event
-            await trio.sleep(0.01)
-    assert Traces.now() == before
+    await wait_until_nothing_is_left(before)
 
 
 # Draining
