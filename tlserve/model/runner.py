@@ -61,11 +61,12 @@ class ModelRunner:
         self.block_size = plan.block_size
         self.max_model_len = plan.max_model_len
         self.num_blocks = plan.num_blocks
-        self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
         dims = dims_of(model, config, plan.num_blocks)
         weights = load_weights(
             checkpoint, config.weights, plan.max_model_len, dims.kv_number_bytes, config.num_threads, progress
         )
+        # The samples it takes are from all over the files, which have been read by now.
+        self.fingerprint = "-".join([fingerprint(checkpoint), config.weights, config.kv_dtype, TARGET.isa])
         self._work = _allocate(buffer_shapes(dims, config, plan.max_model_len), plan.kv_bytes)
         self._forward = Forward(dims, weights, self._work, config.num_threads)
 

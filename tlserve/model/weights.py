@@ -42,6 +42,9 @@ _ALIGNMENT = 64
 # Stored bytes that a thread packs at once. Threads take the stretches of a file in order, so that together they still
 # read it from its beginning to its end.
 _STRETCH = 2 << 20
+# Stretches that the system is asked to read before a thread gets to them, so that disks work while threads pack. Left
+# to itself it reads ahead by 128 KiB, and a thread waits as long as it packs.
+_AHEAD = 8
 _MATRIX_NAMES = {
     Matrix.Q: "self_attn.q_proj",
     Matrix.K: "self_attn.k_proj",
@@ -156,12 +159,24 @@ def _layout(tensor: Tensor, precision: Precision) -> Layout:
 
 def _fill(arena: NDArray[np.uint8], items: Iterable[_Placed], num_threads: int, report: Callable[[int], None]) -> None:
     """Both packing and the first touch of an arena's pages, which the system clears, go faster with more threads."""
+    stretches = [(item, rows) for item in items for rows in _stretches(item)]
+    stored = [item.tensor.stored[rows] for item, rows in stretches]
+
+    def fill(number: int) -> int:
+        for array in stored[number + _AHEAD : number + _AHEAD + 1]:
+            _advise(array, "MADV_WILLNEED")
+        size = _fill_rows(arena, *stretches[number])
+        _advise(stored[number], "MADV_DONTNEED")  # the file still has them, so what is read once more comes back
+        return size
+
+    for array in stored[:_AHEAD]:
+        _advise(array, "MADV_WILLNEED")
     done = 0
     with ThreadPoolExecutor(num_threads, "pack") as executor:
-        stretches = [executor.submit(_fill_rows, arena, item, rows) for item in items for rows in _stretches(item)]
+        sizes = [executor.submit(fill, number) for number in range(len(stretches))]
         try:
-            for stretch in as_completed(stretches):
-                done += stretch.result()
+            for size in as_completed(sizes):
+                done += size.result()
                 report(done)
         finally:
             executor.shutdown(cancel_futures=True)
@@ -187,7 +202,6 @@ def _fill_rows(arena: NDArray[np.uint8], item: _Placed, rows: slice) -> int:
         at, size = (layout.packed_bytes(count, columns) for count in (rows.start, rows.stop - rows.start))
         stored = tensor.stored[rows] if tensor.row_order is None else tensor.stored[tensor.row_order[rows]]
         pack.pack(layout, _converted(tensor, stored, layout), columns, arena, item.at + at)
-    _release(tensor.stored[rows])  # in another order some are read once more, and come back by themselves
     return size
 
 
@@ -203,16 +217,16 @@ def _converted(tensor: Tensor, stored: NDArray[np.uint8], layout: Layout) -> NDA
     return pack.quantise_rows(values, layout)
 
 
-def _release(array: NDArray[np.uint8]) -> None:
-    """Drop a mapped array's pages from this process; the file still has them."""
+def _advise(array: NDArray[np.uint8], advice: str) -> None:
+    """Tell the system, where it knows such advice, what is to come of an array's pages, if a mapped file has them."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, advice):
         return
     start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+    base.madvise(getattr(mmap, advice), first, start + array.nbytes - first)
 
 
 def _layer_matrices(placed: dict[str, _Placed], layer: int) -> list[list[int]]:
