@@ -31,7 +31,7 @@ from tlserve.kernels.attention import attend
 from tlserve.kernels.jit import entry, inline, jit
 from tlserve.kernels.kv_cache import sub_block_at, sub_block_bytes, write_kv
 from tlserve.kernels.layout import GROUP, ROWS
-from tlserve.kernels.matmul import matmul
+from tlserve.kernels.matmul import TILES, matmul
 from tlserve.kernels.pointwise import rms_norm, rope, silu_times
 from tlserve.kernels.product import Bytes, Product, is_quantised, lanes_for, put_column
 from tlserve.kernels.state import DIMS, WEIGHTS, WORK, Dims, Field, Floats, Matrix, Norm, Numbers, Weights, Work
@@ -52,7 +52,11 @@ from tlserve.kernels.threads import (
 from tlserve.kernels.unpack import unpack_row
 
 TOKENS_A_PIECE = 4
-PIECES_A_THREAD = 4  # of a stage: few enough to be cheap, enough that threads end together
+# Pieces of a product, few enough to be cheap and enough that threads end together: so many for each thread, and more
+# where one would have more weights than this, but none of fewer rows than are multiplied together.
+PIECES_A_THREAD = 4
+PIECE_WEIGHTS = 1 << 19
+PIECE_ROWS = ROWS * TILES
 STAGES_A_LAYER = 7
 OTHER_STAGES = 3
 
@@ -115,10 +119,11 @@ def _share(items: int, least: int) -> int:
 
 
 @inline
-def _rows_a_piece(rows: int, threads: int, pieces_a_thread: int, unit: int) -> int:
-    """Rows of weights of one piece, a multiple of ``unit``, which is whole tiles."""
+def _rows_a_piece(rows: int, k: int, threads: int, unit: int) -> int:
+    """Rows of weights of one piece, which have k each; a multiple of ``unit``, which is whole tiles."""
     units = (rows + unit - 1) // unit
-    return _share(units, max(1, units // (pieces_a_thread * threads))) * unit
+    most = max(PIECE_ROWS, PIECE_WEIGHTS // k) // unit
+    return _share(units, max(1, min(most, units // (PIECES_A_THREAD * threads)))) * unit
 
 
 @inline
@@ -195,7 +200,7 @@ def _project(
 ) -> None:
     """x += matrix times what was prepared."""
     rows = matrix[ROW_COUNT]
-    share = _rows_a_piece(rows, now.threads, PIECES_A_THREAD, ROWS)
+    share = _rows_a_piece(rows, matrix[COLUMNS], now.threads, ROWS)
     pieces = _pieces(rows, share)
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
@@ -327,7 +332,7 @@ def _attend_run(dims: Dims, weights: Weights, layer: int, head: int, end: int, r
 def _gate_up(dims: Dims, weights: Weights, layer: int, work: Work, now: Now, stage: int) -> None:
     """silu(gate) * up, prepared for DOWN."""
     matrices, n, size = weights.matrices[layer], now.num_tokens, dims.intermediate_size
-    share = _rows_a_piece(size, now.threads, PIECES_A_THREAD, GROUP)
+    share = _rows_a_piece(size, 2 * matrices[GATE, COLUMNS], now.threads, GROUP)
     pieces = _pieces(size, share)
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:
@@ -371,7 +376,7 @@ def _final_norm(dims: Dims, weights: Weights, work: Work, now: Now, stage: int) 
 @jit
 def _logits(weights: Weights, work: Work, now: Now, stage: int) -> None:
     n, rows = now.num_logits, weights.head[ROW_COUNT]
-    share = _rows_a_piece(rows, now.threads, 8 * PIECES_A_THREAD, ROWS)
+    share = _rows_a_piece(rows, weights.head[COLUMNS], now.threads, ROWS)
     pieces = _pieces(rows, share) if n else 0
     piece = _take(now, stage, pieces, -1)
     while piece >= 0:

@@ -27,7 +27,7 @@ FEW = 16  # columns whose activations, all k of them, stay in the caches while w
 # are multiplied together. Weights of so many and activations of one run of lanes stay in the first-level cache.
 CHUNK, CHUNK_FLOATS = 18, 144
 TILES = 4
-PREFETCH = 8192  # bytes ahead in a stream of packed weights: what comes while memory answers, and some of the next piece
+PREFETCH = 8192  # bytes ahead in a stream of packed weights, so that pieces begin with what has been fetched
 
 
 @jit
