@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.metadata
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tlserve.cli.commands import COMMANDS, GROUPS, command
+from tlserve.cli.terminal import discard
 from tlserve.errors import ConfigError, ExitError
 
 HELP = (
@@ -37,7 +39,27 @@ Documentation: README.md and docs/ of the sources; docs/command-line.md has ever
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit status of the process."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except ExitError as error:
+        print(f"trio-tlserve: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_status
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        discard(sys.stdout)
+        if error.errno == errno.ENOSPC:
+            print(f"trio-tlserve: stdout: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["--help"], ["-h"], ["help"]):
         print(HELP)
         return 0
@@ -48,15 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "serve" and (near := _misspelled(arguments)):
         print(f"trio-tlserve: {arguments[0]} is neither a command nor a file; did you mean {near}?", file=sys.stderr)
         return ConfigError.exit_status
-    try:
-        return command(name).main(arguments)
-    except ExitError as error:
-        print(f"trio-tlserve: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_status
-    except BrokenPipeError:
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return command(name).main(arguments)
 
 
 def _misspelled(arguments: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Commands that talk to a server, started with streams that are closed or take nothing: one line and 1, or silence."""
+"""Commands started with streams that are closed or take nothing: one line and 1, or silence."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.command import COMMAND, ROOT
 CHAT = ("chat", "--max-tokens", "1")
 LOAD = ("load", "--requests", "1", "--max-tokens", "1")
 LIST = ("conform", "--list")
+PRINTED = [("--help",), ("--version",), ("config", "--model-dir", "fixtures/succ")]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def run(
     return ended.returncode, [line for line in said if not line.startswith("requests ")]
 
 
-@pytest.mark.parametrize("arguments", [CHAT, LOAD, LIST])
+@pytest.mark.parametrize("arguments", [CHAT, LOAD, LIST, ("bench", "--help"), *PRINTED])
 async def test_a_full_disk_is_said_in_a_line(api: FakeApi, arguments: tuple[str, ...]) -> None:
     expected = (1, ["trio-tlserve: stdout: No space left on device"])
     assert await run(api, arguments, ">/dev/full") == expected
@@ -47,7 +48,7 @@ async def test_without_a_stdout_nothing_is_asked(api: FakeApi, arguments: tuple[
     assert api.bodies == []
 
 
-@pytest.mark.parametrize("arguments", [CHAT, LOAD, LIST])
+@pytest.mark.parametrize("arguments", [CHAT, LOAD, LIST, ("bench", "--help"), *PRINTED])
 async def test_a_reader_that_is_gone_ends_it_in_silence(api: FakeApi, arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -55,6 +56,11 @@ async def test_a_reader_that_is_gone_ends_it_in_silence(api: FakeApi, arguments:
         assert await run(api, arguments, "", stdout=writer) == (1, [])
     finally:
         os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", PRINTED)
+async def test_without_a_stdout_nothing_is_printed(api: FakeApi, arguments: tuple[str, ...]) -> None:
+    assert await run(api, arguments, ">&-") == (0, [])
 
 
 async def test_without_a_stdin_there_is_no_message(api: FakeApi) -> None:

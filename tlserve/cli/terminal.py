@@ -84,13 +84,13 @@ class Terminal:
             self._stream.write(text)
             self._stream.flush()
         except OSError as error:
-            _discard(self._stream)
+            discard(self._stream)
             if isinstance(error, BrokenPipeError):
                 raise
             raise OutputLost(f"{self._stream.name.strip('<>')}: {error.strerror}") from None
 
 
-def _discard(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """What is still in its buffer would fail once more, and with a traceback, when the process ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
