@@ -101,7 +101,7 @@ def logits_with_ties(seed: int, vocab_size: int, spread: float, step: float) -> 
     seed=st.integers(-(2**63), 2**63 - 1),
     index=st.integers(0, 2**31),
     vocab_size=st.sampled_from([1, 2, 15, 16, 17, 100, 1025, 3000]),
-    spread=st.sampled_from([0.0, 0.01, 1.0, 8.0, 100.0]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 2.5, 8.0, 100.0]),
     step=st.sampled_from([0.0, 0.5, 4.0]),
     temperature=st.sampled_from([0.01, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([-1, 0, 1, 2, 40, 5000]),
@@ -131,6 +131,16 @@ def test_draw_is_that_of_a_sorted_vocabulary(
         draw_index=i64([index]),
     )
     assert sample(x[None].copy(), rows).tokens.tolist() == [expected]
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.5, 0.9])
+def test_a_share_is_that_of_all_ids_however_little_each_weighs(top_p: float) -> None:
+    """A sixteenth of the weight lies in a long tail."""
+    x = f32([0.0] * 20 + [-8.4] * 6000)
+    ids, _ = naive_candidates(x, 1.0, 0, top_p, 0.0)
+    n = 400
+    assert len(ids) <= 20
+    assert set(sample(np.tile(x, (n, 1)), rows_of(n, top_p=f32([top_p] * n))).tokens.tolist()) == set(ids)
 
 
 def naive_philox(key: int, counter: int) -> int:

@@ -208,7 +208,7 @@ def _choose(x: Floats, rows: SamplingRows, r: int, scratch: Scratch) -> int:
     if cuts_k:
         kept = kept[: _keep_top(x, x[first], scale, weights, False, top_k, kept, scratch)]
     if top_p < 1:
-        least = _share(top_p, _sum(weights, kept))
+        least = _share(top_p, _sum(weights, kept) if cuts_k else total)  # kept may be the heavy ones alone
         kept = kept[: _keep_top(x, x[first], scale, weights, True, least, kept, scratch)]
     if min_p > 0:
         kept = kept[: _drop_light(weights, _share(min_p, ONE), kept)]
