@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from tlserve.http.client import ClientConnection, ConnectionFailed, Origin, connect
+from tlserve.http.client import LATEST, ClientConnection, ConnectionFailed, Origin, connect
 from tlserve.http.limits import RECEIVE_SIZE
 
 ORIGIN = Origin.parse("http://test/v1/")
@@ -128,8 +128,14 @@ async def test_a_piece_is_given_as_soon_as_it_has_come() -> None:
     assert [await connection.read(), await connection.read()] == [b"cd", b""]
 
 
+TICK = LATEST / 8
+
+
 async def read_late(*pieces: bytes, then_close: bool = False) -> tuple[bool, list[list[tuple[float, bytes]]]]:
-    """What ``read_late`` gives, one call after the other, of pieces that come a second apart, and reusability."""
+    """What ``read_late`` gives, one call after the other, of pieces that come a tick apart, and reusability.
+
+    Of what is not over a tick after the last piece came nothing can be used again.
+    """
     ours, theirs = trio.testing.memory_stream_pair()
     connection = ClientConnection(ours, ORIGIN)
     found = []
@@ -137,7 +143,7 @@ async def read_late(*pieces: bytes, then_close: bool = False) -> tuple[bool, lis
     async def serve() -> None:
         for piece in pieces:
             await theirs.send_all(piece)
-            await trio.sleep(1)
+            await trio.sleep(TICK)
         if then_close:
             await theirs.aclose()
 
@@ -146,8 +152,9 @@ async def read_late(*pieces: bytes, then_close: bool = False) -> tuple[bool, lis
         start = trio.current_time()
         await connection.request("GET", "/models")
         while arrivals := await connection.read_late():
-            found.append([(round(time - start, 3), piece) for time, piece in arrivals])
-    return connection.is_reusable, found
+            found.append([(round((time - start) / TICK, 1), piece) for time, piece in arrivals])
+        is_in_time = trio.current_time() - start <= len(pieces) * TICK
+    return connection.is_reusable and is_in_time, found
 
 
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -180,6 +187,48 @@ async def test_late_reading_does_not_keep_a_long_body(autojump_clock: trio.testi
         [RECEIVE_SIZE - 100] * 2,
         [RECEIVE_SIZE - 100],
     ]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (CHUNKED + b"2\r\nhe\r\n0\r\n", b"\r\n"),
+        (CHUNKED + b"2\r\nhe\r\n0\r\n\r", b"\n"),
+        (CHUNKED, b"2\r\nhe\r\n0\r\n", b"\r\n"),
+        (CHUNKED, b"%x\r\n%s\r\n0\r\n" % (RECEIVE_SIZE, b"a" * RECEIVE_SIZE), b"\r\n"),
+    ],
+)
+async def test_late_reading_sees_an_end_wherever_it_is_cut(
+    pieces: tuple[bytes, ...], autojump_clock: trio.testing.MockClock
+) -> None:
+    is_reusable, _ = await read_late(*pieces)
+    assert is_reusable
+
+
+@pytest.mark.parametrize("end", [b"0\r\n\n", b""])
+async def test_late_reading_looks_after_a_second_in_any_case(
+    end: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A body may end in line feeds alone, and a server may say something and fall silent."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = ClientConnection(ours, ORIGIN)
+    await theirs.send_all(CHUNKED)
+    await connection.request("GET", "/models")
+    await theirs.send_all(b"2\r\nhe\r\n" + end)
+    assert await connection.read_late() == [(trio.current_time() - LATEST, b"he")]
+
+
+async def test_late_reading_gives_what_came_before_a_break(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    connection = ClientConnection(ours, ORIGIN)
+    await theirs.send_all(CHUNKED)
+    await connection.request("GET", "/models")
+    await theirs.send_all(b"2\r\nhe\r\n")
+    await theirs.aclose()
+    assert [piece for _, piece in await connection.read_late()] == [b"he"]
+    for _ in range(2):
+        with pytest.raises(ConnectionFailed, match="the server broke off the answer"):
+            await connection.read_late()
 
 
 async def test_late_reading_says_that_an_answer_was_broken_off(autojump_clock: trio.testing.MockClock) -> None:

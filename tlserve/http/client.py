@@ -15,6 +15,7 @@ import trio
 from tlserve.http.limits import RECEIVE_SIZE
 from tlserve.http.messages import Header
 
+LATEST = 1.0  # seconds until what has come is looked into in any case
 MAX_REPLY = 8 << 20  # bytes of a reply that is read whole; none that a client asks for is near it
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -81,6 +82,8 @@ class ClientConnection:
         self._h11 = h11.Connection(h11.CLIENT)
         self._has_ended = False  # the server has closed its side
         self._needs_data = False  # all that was received has been looked at
+        self._last = b""  # bytes received
+        self._failure: ConnectionFailed | None = None  # for the next call, as there were pieces before it
         self.headers: tuple[Header, ...] = ()  # of the last reply; names in lower case
 
     @property
@@ -121,16 +124,24 @@ class ClientConnection:
         """Some pieces of the body, each with the time when it came; none at the body's end.
 
         For who measures a server from the same cores: what comes is only looked into once the body may have ended
-        with it, or when it is much.
+        with it, or when it is much, or after a second.
         """
+        if self._failure is not None:
+            raise self._failure
         if piece := self._parsed():  # it came with the head
             return [(trio.current_time(), piece)]
         found: list[tuple[float, bytes]] = []
         while not found and self._h11.their_state is h11.SEND_BODY:
-            for time, data in await self._collect():
-                self._accept(data)
-                if piece := self._parsed():
-                    found.append((time, piece))
+            arrivals = await self._collect()
+            try:
+                for time, data in arrivals:
+                    self._accept(data)
+                    if piece := self._parsed():
+                        found.append((time, piece))
+            except ConnectionFailed as error:
+                if not found:
+                    raise
+                self._failure = error
         return found
 
     async def read_all(self, limit: int = MAX_REPLY) -> bytes:
@@ -171,22 +182,31 @@ class ClientConnection:
         """What is received, and when, until a body of chunks may have ended: its last bytes are two line ends."""
         is_chunked = ("transfer-encoding", "chunked") in self.headers
         arrivals: list[tuple[float, bytes]] = []
-        num_bytes, last = 0, b""
-        while True:
-            data = await self._receive_some()
-            arrivals.append((trio.current_time(), data))
-            num_bytes, last = num_bytes + len(data), (last + data)[-4:]
-            if not data or not is_chunked or last == b"\r\n\r\n" or num_bytes > RECEIVE_SIZE:
-                return arrivals
+        num_bytes = 0
+        with trio.move_on_after(LATEST):
+            while num_bytes <= RECEIVE_SIZE:
+                try:
+                    data = await self._receive_some()
+                except ConnectionFailed:
+                    if not arrivals:
+                        raise
+                    data = b""  # the end, as if it had been closed
+                arrivals.append((trio.current_time(), data))
+                num_bytes += len(data)
+                if not data or not is_chunked or self._last == b"\r\n\r\n":
+                    break
+        return arrivals
 
     async def _receive(self) -> None:
         self._accept(await self._receive_some())
 
     async def _receive_some(self) -> bytes:
         try:
-            return bytes(await self._stream.receive_some(RECEIVE_SIZE))
+            data = bytes(await self._stream.receive_some(RECEIVE_SIZE))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionFailed("the server closed the connection") from None
+        self._last = (self._last + data)[-4:]
+        return data
 
     def _accept(self, data: bytes) -> None:
         self._has_ended = not data
