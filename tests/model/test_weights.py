@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +37,17 @@ def test_the_system_is_asked_for_what_is_packed_next_and_gets_back_what_has_been
     for number, at in enumerate(given_back):
         before = [advice for advice, _ in advised[: advised.index((GIVEN_BACK, at))]]
         assert before.count(ASKED) == min(number + 1 + 3, len(asked))
+
+
+def test_advice_that_the_system_refuses_changes_nothing(tmp_path: Path) -> None:
+    """Pages that a process has locked are not given back."""
+    file = tmp_path / "numbers"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with file.open("rb") as opened:
+        array = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(array.ctypes.data)
+    assert libc.mlock(address, ctypes.c_size_t(array.nbytes)) == 0
+    weights._advise(array, GIVEN_BACK)
+    assert array.sum() == 0
+    assert libc.munlock(address, ctypes.c_size_t(array.nbytes)) == 0

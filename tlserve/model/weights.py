@@ -12,6 +12,7 @@ Norms and biases are float32 always.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -226,7 +227,8 @@ def _advise(array: NDArray[np.uint8], advice: str) -> None:
         return
     start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(getattr(mmap, advice), first, start + array.nbytes - first)
+    with contextlib.suppress(OSError):  # pages that the process has locked, for one, are not given back
+        base.madvise(getattr(mmap, advice), first, start + array.nbytes - first)
 
 
 def _layer_matrices(placed: dict[str, _Placed], layer: int) -> list[list[int]]:
