@@ -16,7 +16,7 @@ from tlserve.cli import chat_turn
 from tlserve.cli.chat_session import Session
 from tlserve.cli.load_target import Answer, Target, TargetError, find_model
 from tlserve.cli.refusal import refusal
-from tlserve.cli.replies import MAX_EVENT, NotThisApi, decode_chunk, sse_events
+from tlserve.cli.replies import MAX_EVENT, NotThisApi, SseParser, decode_chunk, sse_events
 from tlserve.cli.terminal import Terminal
 from tlserve.http.client import ClientConnection, Origin, connect
 
@@ -211,11 +211,29 @@ async def events_of(pieces: Sequence[bytes]) -> list[bytes]:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 async def test_events_are_the_same_however_they_are_cut(end: bytes) -> None:
     stream = b"data: a||: ping||data:b|data: c|||data: [DONE]||data: cut".replace(b"|", end)
-    expected = [b"a", b"b\ndata: c", b"[DONE]"]
+    expected = [b"a", b"b\nc", b"[DONE]"]
     assert await events_of([stream]) == expected
     for at in range(1, len(stream)):
         assert await events_of([stream[:at], stream[at:]]) == expected
     assert await events_of([stream[at : at + 1] for at in range(len(stream))]) == expected
+
+
+EVENTS = {
+    "other fields before": (b"event: message|id: 1|data: a", [b"a"]),
+    "other fields after": (b"data: a|retry: 5", [b"a"]),
+    "a comment before": (b": ping|data: a", [b"a"]),
+    "data on both sides": (b"data: a|id: 1|data:b", [b"a\nb"]),
+    "data without a value": (b"data|data: a", [b"\na"]),
+    "no data": (b"event: data|id: 1|: data: a", []),
+    "a field that begins like data": (b"database: a", []),
+    "blank lines before": (b"||id: 1|data: a", [b"a"]),
+}
+
+
+@pytest.mark.parametrize(("event", "data"), EVENTS.values(), ids=EVENTS)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+def test_the_data_of_an_event_may_stand_among_other_fields(event: bytes, data: list[bytes], end: bytes) -> None:
+    assert SseParser().feed(event.replace(b"|", end) + 2 * end) == data
 
 
 ESCAPES = "a\x1b[2J\x9b31m\u202e\u200f\u061cb"
