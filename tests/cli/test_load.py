@@ -8,17 +8,18 @@ import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
+import trio.testing
 
 from tests.cli.fake_api import FakeApi, fake_api
-from tlserve.cli import load
+from tlserve.cli import load, load_run
 from tlserve.cli.load_prompts import PROBE_WORDS, Prompts
 from tlserve.cli.load_run import Plan, run_load
 from tlserve.cli.load_target import Answer, Target
-from tlserve.http.client import Origin
+from tlserve.http.client import ConnectionFailed, Origin
 
 NUM_PROBES = len(PROBE_WORDS)
 SMALL = ("--prompt-tokens", "20", "--max-tokens", "6")
@@ -194,6 +195,42 @@ async def test_a_duration_ends_the_sending_and_waits_for_the_rest(api: FakeApi) 
         await run_load(target(api), Prompts(0, 4), Plan(max_tokens=2, concurrency=2, duration=0.2), answers.append)
     assert [answer.error for answer in answers if answer.error is not None] == []
     assert len(answers) >= 2
+
+
+@pytest.fixture
+def slow_refusals(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Connections fail after so many seconds, on the clock of the test and without a socket."""
+    seconds = 1.0
+
+    async def refuse(origin: Origin) -> NoReturn:
+        await trio.sleep(seconds)
+        raise ConnectionFailed("refused")
+
+    monkeypatch.setattr(load_run, "connect", refuse)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("plan", "num_sent"),
+    [
+        (Plan(max_tokens=2, rate=0.1, num_requests=5), 5),
+        (Plan(max_tokens=2, rate=0.1, num_requests=1), 1),
+        (Plan(max_tokens=2, rate=0.1, duration=60.0), 7),
+        (Plan(max_tokens=2, rate=0.1, duration=0.5), 1),
+    ],
+    ids=["5 requests", "1 request", "60 seconds", "half a second"],
+)
+async def test_an_open_loop_waits_after_its_last_request_only_for_what_is_in_flight(
+    autojump_clock: trio.testing.MockClock, slow_refusals: float, plan: Plan, num_sent: int
+) -> None:
+    answers: list[Answer] = []
+    target = Target(origin=Origin("a", 80, False, ""), endpoint="chat", model="m")
+    begin = trio.current_time()
+    await run_load(target, Prompts(0, 4), plan, answers.append)
+    draw = random.Random(plan.seed)
+    dues = list(itertools.accumulate((draw.expovariate(0.1) for _ in range(num_sent - 1)), initial=begin))
+    assert [answer.start for answer in answers] == pytest.approx(dues)
+    assert trio.current_time() == pytest.approx(dues[-1] + slow_refusals)
 
 
 async def test_workers_keep_their_connections(api: FakeApi) -> None:

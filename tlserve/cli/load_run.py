@@ -44,13 +44,14 @@ async def probe(target: Target) -> WordCost:
 
 async def run_load(target: Target, prompts: Prompts, plan: Plan, on_answer: OnAnswer) -> None:
     """Send everything; ``on_answer`` gets each answer as it ends, failed ones too."""
-    indices = _indices(plan, trio.current_time())
+    start = trio.current_time()
     if plan.rate is None:
+        indices = _indices(plan, start)
         async with trio.open_nursery() as nursery:
             for _ in range(plan.concurrency):
                 nursery.start_soon(_work, target, prompts, plan, indices, on_answer)
     else:
-        await _send_at_rate(target, prompts, plan, indices, on_answer)
+        await _send_at(_arrivals(plan, plan.rate, start), target, prompts, plan, on_answer)
 
 
 def _indices(plan: Plan, start: float) -> Iterator[int]:
@@ -79,22 +80,29 @@ async def _work(target: Target, prompts: Prompts, plan: Plan, indices: Iterator[
             await connection.aclose()
 
 
-async def _send_at_rate(
-    target: Target, prompts: Prompts, plan: Plan, indices: Iterator[int], on_answer: OnAnswer
-) -> None:
-    """Poisson arrivals. A request that could not be sent in time is still counted from when it was due."""
-    assert plan.rate is not None
+def _arrivals(plan: Plan, rate: float, start: float) -> Iterator[tuple[int, float]]:
+    """The numbers of the requests to send, and when each is due: Poisson arrivals, the first of them at once."""
     draw = random.Random(plan.seed)
-    due = trio.current_time()
+    due = start
+    for index in _indices(plan, start):
+        if plan.duration is not None and due >= start + plan.duration:
+            return
+        yield index, due
+        due += draw.expovariate(rate)
+
+
+async def _send_at(
+    arrivals: Iterator[tuple[int, float]], target: Target, prompts: Prompts, plan: Plan, on_answer: OnAnswer
+) -> None:
+    """An open loop. A request that could not be sent in time is still counted from when it was due."""
 
     async def send(index: int, start: float) -> None:
         on_answer(await _ask_anew(target, prompts.text(index), plan.max_tokens, start=start))
 
     async with trio.open_nursery() as nursery:
-        for index in indices:
-            nursery.start_soon(send, index, due)
-            due += draw.expovariate(plan.rate)
+        for index, due in arrivals:
             await trio.sleep_until(due)
+            nursery.start_soon(send, index, due)
 
 
 async def _ask_anew(target: Target, prompt: str, max_tokens: int, *, start: float | None = None) -> Answer:
