@@ -178,6 +178,14 @@ async def test_a_path_of_the_other_port_says_so_and_any_other_where_the_routes_a
     ]
 
 
+@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/metrics", 405)])
+async def test_the_health_port_does_not_ask_for_a_body_that_it_has_no_use_for(path: str, status: int) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+    async with serve(succ()) as server, connect(server.health_addr) as client:
+        await client.stream.send_all(head.encode())
+        assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 %d " % status)
+
+
 async def test_two_servers_of_one_process_know_nothing_of_each_other() -> None:
     async with serve(succ(model_id="one")) as one, serve(succ(model_id="two")) as two:
         for server in (one, two):

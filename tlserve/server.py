@@ -122,7 +122,8 @@ async def _run(server: Server, progress: Progress, *, task_status: trio.TaskStat
     await trio.to_thread.run_sync(open_checkpoint, config.model_dir)
     check_addresses(config)
     api = _Api(health, keys, cors)
-    health_server = HttpServer(health.router(), ERRORS, _limits(config), name="health")
+    health_router = health.router()
+    health_server = HttpServer(health_router, ERRORS, _limits(config), name="health", check=health_router.check)
     async with AsyncExitStack() as resources:
         api_server = HttpServer(
             api,
