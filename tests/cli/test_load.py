@@ -133,6 +133,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--base-url", "http://a", "--rate", "0"], "must be a number above 0, got '0'"),
         (["--base-url", "http://a", "--rate", "1", "--concurrency", "2"], "not allowed with"),
         (["--base-url", "http://a", "--requests", "1", "--duration", "2"], "not allowed with"),
+        (["--base-url", "http://a", "--shared-prefix", "129"], "must be at most --prompt-tokens, 128"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(

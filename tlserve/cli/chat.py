@@ -72,7 +72,11 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser("chat", DESCRIPTION, examples=EXAMPLES)
     add_choice_arguments(made)
     add = made.add_argument
-    add("--base-url", metavar="URL", help=f"of a running server: http://HOST:PORT/v1; default: ${URL_VARIABLE}")
+    add(
+        "--base-url",
+        metavar="URL",
+        help=f"of a running server: http://HOST:PORT/v1; default: ${URL_VARIABLE}, else {DEFAULT_URL}",
+    )
     add_target_options(made)
     add("--system", metavar="TEXT", help="the system message")
     add("--temperature", type=number, metavar="T", help="0 is greedy; default: the server's")

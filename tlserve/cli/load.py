@@ -42,6 +42,10 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     plot.check_option(parser(), arguments)
+    if arguments.shared_prefix > arguments.prompt_tokens:
+        parser().error(
+            f"--shared-prefix {arguments.shared_prefix}: must be at most --prompt-tokens, {arguments.prompt_tokens}"
+        )
     origin = api_origin(parser(), arguments.base_url)
     plan = _plan(arguments)
     out = output()

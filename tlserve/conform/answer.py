@@ -68,7 +68,8 @@ class Answer:
 
     def _payloads(self) -> list[bytes]:
         frames = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
-        return [frame[5:].lstrip(b" ") for frame in frames if frame.startswith(b"data:")]
+        data = ([line[5:].lstrip(b" ") for line in frame.split(b"\n") if line.startswith(b"data:")] for frame in frames)
+        return [b"\n".join(lines) for lines in data if lines]
 
     def _parsed(self, data: bytes) -> Any:
         try:
