@@ -41,6 +41,7 @@ RUN_ELSEWHERE = {
 NOT_RUN = {
     "make": "its targets are compared with the Makefile",
     "pip": "installs",
+    "mkdir": "makes directories of the reader's",
     "python3": "makes an environment to install into",
     ".": "activates that environment",
     "pytest": "runs a test of the reader's; tests/test_pytest_plugin.py does",
