@@ -15,7 +15,7 @@ import trio
 
 from tests.client import DONE, Client, connect, joined, metric, post, wait_for_metric
 from tests.test_server import SUCC
-from tests.traces import Traces, wait_until_nothing_is_left
+from tests.traces import Traces, wait_until_they_are
 from tlserve import ServeConfig, Server, serve
 from tlserve.text.chat import ChatEncoder
 
@@ -94,7 +94,7 @@ async def test_twenty_times_the_capacity_in_bursts_is_answered_or_refused_and_le
         assert num_blocks == sum(
             [await value(f'tl_engine_kv_blocks{{state="{state}"}}') for state in ("free", "cached")]
         )
-        await wait_until_nothing_is_left(before)
+        await wait_until_they_are(before)
         assert (await post(server.http_addr, CHAT, chat())).status == 200
 
 

@@ -28,7 +28,6 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        gc.collect()  # a file that only garbage holds is not left behind
         # trio keeps threads that have nothing to do for some seconds, under this name
         names = (thread.name for thread in threading.enumerate())
         threads = Counter(name for name in names if not name.startswith("Trio thread"))
@@ -45,23 +44,28 @@ class Traces:
         }
         return cls(threads, Counter(_open_files()), num_tasks, handlers, interpreter)
 
-    def since(self, before: Traces) -> list[str]:
-        """What is there now and was not before. What has gone meanwhile was left by something else."""
-        added = [*(self.threads - before.threads), *(self.files - before.files)]
-        if self.num_tasks > before.num_tasks:
-            added.append(f"{self.num_tasks - before.num_tasks} tasks")
-        settings = before.handlers | before.interpreter
-        changed = [
-            f"{name}: {value}" for name, value in (self.handlers | self.interpreter).items() if value != settings[name]
-        ]
-        return sorted(added + changed)
+
+async def settled() -> Traces:
+    """Traces that stay: what an earlier test has left to garbage or to a thread that ends is not among them."""
+    with trio.fail_after(LINGERING):
+        gc.collect()
+        last = Traces.now()
+        while True:
+            await trio.sleep(0.05)
+            now = Traces.now()
+            if now == last:
+                return now
+            last = now
 
 
-async def wait_until_nothing_is_left(before: Traces) -> None:
+async def wait_until_they_are(before: Traces, *, collect: bool = False) -> None:
+    """``collect``: what only garbage holds may be collected first."""
     with trio.move_on_after(LINGERING):
-        while Traces.now().since(before):  # noqa: ASYNC110 nothing tells of a descriptor that is closed
+        while Traces.now() != before:
             await trio.sleep(0.01)
-    assert Traces.now().since(before) == []
+            if collect:
+                gc.collect()
+    assert Traces.now() == before
 
 
 def _open_files() -> Iterator[str]:
