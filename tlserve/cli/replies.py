@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from tlserve.http.client import ClientConnection
+from tlserve.http.sse import values_of_data
 
 MAX_EVENT = 1 << 20  # bytes of one server-sent event, some thousand times those of a chunk
 _ENDS = (b"\n\n", b"\n\r\n")  # of an event: the blank line after it
@@ -116,7 +117,7 @@ class SseParser:
         for event in events:
             if event.startswith(b"data:") and _LINE_FEED not in event:  # nearly all: a call for each would be felt
                 found.append(event[5:].lstrip(b" "))
-            elif values := _values_of_data(event):
+            elif values := values_of_data(event):
                 found.append(b"\n".join(values))
         return found
 
@@ -127,12 +128,6 @@ async def sse_events(connection: ClientConnection) -> AsyncGenerator[bytes, None
     while piece := await connection.read():
         for data in parser.feed(piece):
             yield data
-
-
-def _values_of_data(event: bytes) -> list[bytes]:
-    """What the lines of data say among the fields of an event, which come in any order, and its comments."""
-    fields = (line.partition(b":") for line in event.split(b"\n"))  # a comment has an empty name
-    return [value.lstrip(b" ") for name, _, value in fields if name == b"data"]
 
 
 def _end_of_last(kept: bytearray, searched: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from tlserve.conform.case import Failed
 from tlserve.conform.found import Found, short, shown
 from tlserve.http.messages import Header
+from tlserve.http.sse import values_of_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,7 @@ class Answer:
 
     def _payloads(self) -> list[bytes]:
         frames = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
-        data = ([line[5:].lstrip(b" ") for line in frame.split(b"\n") if line.startswith(b"data:")] for frame in frames)
-        return [b"\n".join(lines) for lines in data if lines]
+        return [b"\n".join(values) for frame in frames if (values := values_of_data(frame))]
 
     def _parsed(self, data: bytes) -> Any:
         try:

@@ -26,3 +26,12 @@ def event(payload: bytes) -> bytes:
         for raw, escape in _LINE_BREAKS:
             payload = payload.replace(raw, escape)
     return b"data: %b\n\n" % payload
+
+
+def values_of_data(event: bytes) -> list[bytes]:
+    """What the lines of data of an event say, which stand in any order among its other fields and comments.
+
+    ``event`` is without the blank line at its end; its lines end with line feeds.
+    """
+    fields = (line.partition(b":") for line in event.split(b"\n"))  # a comment has an empty name
+    return [value.lstrip(b" ") for name, _, value in fields if name == b"data"]
