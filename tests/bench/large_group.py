@@ -47,13 +47,11 @@ def _footprint(context: Context, file: Path) -> Samples:
     A virtual machine may give memory that is free for seconds back to its host, and gets it again page by page.
     Touching 4.3 GB can take 9 s then, whoever does it, which says nothing about either side.
     """
-    _forget(file)
-    _use_memory(2 * file.stat().st_size + KV_BYTES)  # the most that either takes, with the system's copy of the file
+    _set_out(file)
     start = time.perf_counter()
     _read(file)
     read_seconds = time.perf_counter() - start
-    _forget(file)
-    _use_memory(2 * file.stat().st_size + KV_BYTES)
+    _set_out(file)
     with our_server(file, threads=context.threads, num_blocks=NUM_BLOCKS, max_num_seqs=8) as server:
         load(server, "--concurrency", "8", "--requests", "8", "--prompt-tokens", "400", "--max-tokens", "8")
         ready_seconds, memory = server.ready_seconds, server.peak_memory
@@ -64,16 +62,16 @@ def _footprint(context: Context, file: Path) -> Samples:
     }
 
 
+def _set_out(file: Path) -> None:
+    _forget(file)
+    np.ones(2 * file.stat().st_size + KV_BYTES, np.uint8)  # the most that either takes, with the system's copy of it
+
+
 def _forget(file: Path) -> None:
     """Drop what the system keeps of a file in memory."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _use_memory(size: int) -> None:
-    """Write to so many bytes, and free them."""
-    np.ones(size, np.uint8)
 
 
 def _read(file: Path) -> None:
